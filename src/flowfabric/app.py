@@ -34,7 +34,7 @@ from flowfabric.errors import Unavailable
 from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
-from flowfabric.limits import AppLimits, KeySource, Limit
+from flowfabric.limits import AppLimits, KeySource, Limit, SlotFate
 from flowfabric.logs import open_log
 from flowfabric.outages import everything_within, waited_out
 from flowfabric.registry import Replaceable, check_app, check_calls, check_middleware, check_task
@@ -160,6 +160,7 @@ class App(Feed, Replaceable):
         rate_limit: str | None = None,
         concurrency: int | None = None,
         key: KeySource | None = None,
+        while_suspended: SlotFate = "release",
         limits: Sequence[Limit] = (),
     ) -> "TaskDecorator": ...
     def task(
@@ -182,6 +183,7 @@ class App(Feed, Replaceable):
         rate_limit: str | None = None,
         concurrency: int | None = None,
         key: KeySource | None = None,
+        while_suspended: SlotFate = "release",
         limits: Sequence[Limit] = (),
     ) -> "Task[..., object] | TaskDecorator":
         """Make a function a task, under its own name unless `name` gives another.
@@ -195,7 +197,8 @@ class App(Feed, Replaceable):
         Several versions of one name stand beside each other: runs stay with the version
         they began with. `rate_limit="100/m"` and `concurrency=10` limit how many of its runs start
         in a time and run at once, over all workers; with `key="{tenant}"`, or a function of the
-        arguments, for each value of it. `limits` are those it shares with other tasks.
+        arguments, for each value of it; with `while_suspended="keep"`, those that sleep or wait
+        count as running. `limits` are those it shares with other tasks.
         """
         settings = TaskSettings(
             lane=lane,
@@ -211,6 +214,7 @@ class App(Feed, Replaceable):
             rate_limit=rate_limit,
             concurrency=concurrency,
             key=key,
+            while_suspended=while_suspended,
             limits=limits,
         )
         decorate = TaskDecorator(self, name, settings, version)

@@ -19,14 +19,21 @@ import string
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
 from flowfabric.core import gates
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.gates import DeclaredLimit, LimitSource, LimitUse, QuotaPolicy, QuotaSpec
+from flowfabric.core.gates import (
+    DeclaredLimit,
+    LimitSource,
+    LimitUse,
+    QuotaPolicy,
+    QuotaSpec,
+    WhileSuspended,
+)
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.admission import GateUse
@@ -36,6 +43,8 @@ from flowfabric.errors import InvalidInput
 T = TypeVar("T")
 KeySource = str | Callable[..., object]
 """A template over the arguments, as in `"{tenant}"`, or a function of them."""
+SlotFate = Literal["release", "keep"]
+"""What becomes of a run's slot while the run sleeps or waits."""
 
 _RATE: Final = re.compile(r"\s*(\d+)\s*/\s*(.+?)\s*")
 _EXPECTED: Final = 'must be a number per time, such as "100/m", "5/10s" or "1000/h"'
@@ -66,13 +75,20 @@ def rate_text(spec: QuotaSpec) -> str | None:
     return f"{spec.max_requests_per_window}/{per}".replace("/1m0s", "/m")
 
 
-def spec_of(rate: object, concurrency: object, field: str = "") -> QuotaSpec:
+def spec_of(
+    rate: object, concurrency: object, while_suspended: object = WhileSuspended.RELEASE
+) -> QuotaSpec:
     """What a policy stores; None is no limit."""
-    count, window_ms = (0, 0) if rate is None else rate_of(f"{field}rate", rate)
+    count, window_ms = (0, 0) if rate is None else rate_of("rate", rate)
     cap = 0
     if concurrency is not None:
-        cap = check_int(f"{field}concurrency", concurrency, 1, gates.AMOUNT_MAX)
-    return QuotaSpec(window_ms=window_ms, max_requests_per_window=count, active_concurrency_cap=cap)
+        cap = check_int("concurrency", concurrency, 1, gates.AMOUNT_MAX)
+    return QuotaSpec(
+        window_ms=window_ms,
+        max_requests_per_window=count,
+        active_concurrency_cap=cap,
+        while_suspended=gates.check_while_suspended(while_suspended),
+    )
 
 
 @dataclass(frozen=True)
@@ -87,9 +103,11 @@ class Limit:
     rate: str | None = None
     """Starts per time: `"100/m"`, `"5/10s"`."""
     concurrency: int | None = None
-    """Runs at once. One that sleeps or waits for a signal does not count."""
+    """Runs at once."""
     key: KeySource | None = None
     """A template over the task's arguments, as in `"{tenant}"`, or a function of them."""
+    while_suspended: SlotFate = "release"
+    """`"keep"`: a run that sleeps or waits for a signal or a child counts as well."""
 
     def __post_init__(self) -> None:
         check_name("limit.name", self.name)
@@ -100,11 +118,13 @@ class Limit:
             raise InvalidInput(
                 "limit", f'{self.name} needs a rate, such as "100/m", or a concurrency'
             )
-        _ = self.spec, list(self.fields())
+        if self.concurrency is None and self.spec.limits.keeps:
+            raise InvalidInput("while_suspended", "goes with concurrency=10", self.while_suspended)
+        _ = list(self.fields())
 
     @cached_property
     def spec(self) -> QuotaSpec:
-        return spec_of(self.rate, self.concurrency)
+        return spec_of(self.rate, self.concurrency, self.while_suspended)
 
     def declared(self, namespace: str) -> DeclaredLimit:
         return DeclaredLimit(namespace=namespace, name=self.name, spec=self.spec)
@@ -171,15 +191,19 @@ def limits_of(
     rate: str | None,
     concurrency: int | None,
     key: KeySource | None,
+    while_suspended: SlotFate,
     others: Sequence[Limit],
 ) -> tuple[Limit, ...]:
     """Those a task is under: its own, which has its name, and the others it names."""
     if rate is None and concurrency is None:
         if key is not None:
             raise InvalidInput("key", 'goes with rate_limit="100/m" or concurrency=10', key)
+        if gates.check_while_suspended(while_suspended) is WhileSuspended.KEEP:
+            raise InvalidInput("while_suspended", "goes with concurrency=10", while_suspended)
         return check_limits(others)
     spec_of(rate, concurrency)
-    return check_limits([Limit(name, rate, concurrency, key), *check_limits(others)])
+    own = Limit(name, rate, concurrency, key, while_suspended)
+    return check_limits([own, *check_limits(others)])
 
 
 class TakesArguments(Protocol):
@@ -206,6 +230,7 @@ class LimitStatus(Struct, frozen=True, kw_only=True):
     concurrency: int | None
     source: LimitSource
     """`stored` if somebody has set it at run time, which wins over the program."""
+    while_suspended: WhileSuspended
     declared_rate: str | None
     declared_concurrency: int | None
     """What the program last declared."""
@@ -218,6 +243,7 @@ def status_of(policy: QuotaPolicy) -> LimitStatus:
         rate=rate_text(policy.spec),
         concurrency=policy.active_concurrency_cap or None,
         source=policy.source,
+        while_suspended=policy.while_suspended,
         declared_rate=None if declared is None else rate_text(declared),
         declared_concurrency=None if declared is None else declared.active_concurrency_cap or None,
     )
@@ -233,11 +259,17 @@ class AppLimits:
         self._namespace = namespace
 
     async def set(
-        self, name: str, *, rate: str | None = None, concurrency: int | None = None
+        self,
+        name: str,
+        *,
+        rate: str | None = None,
+        concurrency: int | None = None,
+        while_suspended: SlotFate | None = None,
     ) -> LimitStatus:
         """Have these values count from now on, in every process, whatever programs declare.
 
-        What is left out is no limit; `set("mail")` lifts it altogether.
+        What is left out is no limit; `set("mail")` lifts it altogether. What becomes of slots
+        `while_suspended` stays as it is unless given.
         """
         spec = spec_of(rate, concurrency)
         policy = await (await self._engine()).set_limit(
@@ -246,6 +278,7 @@ class AppLimits:
             window_ms=spec.window_ms,
             max_requests_per_window=spec.max_requests_per_window,
             active_concurrency_cap=spec.active_concurrency_cap,
+            while_suspended=while_suspended,
         )
         return status_of(policy)
 

@@ -35,7 +35,7 @@ from flowfabric.core.checks import (
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
-from flowfabric.limits import BoundArguments, KeySource, Limit, check_keys, limits_of
+from flowfabric.limits import BoundArguments, KeySource, Limit, SlotFate, check_keys, limits_of
 
 # Parameters that the worker fills in: what `app.provide` has been told to make
 #
@@ -228,6 +228,7 @@ class TaskSettings:
     rate_limit: str | None = None
     concurrency: int | None = None
     key: KeySource | None = None
+    while_suspended: SlotFate = "release"
     limits: Sequence[Limit] = ()
 
     def __post_init__(self) -> None:
@@ -333,7 +334,12 @@ class Task(Generic[P, R_co]):
             )
         _ = settings.policy
         self.limits = limits_of(
-            self.name, settings.rate_limit, settings.concurrency, settings.key, settings.limits
+            self.name,
+            settings.rate_limit,
+            settings.concurrency,
+            settings.key,
+            settings.while_suspended,
+            settings.limits,
         )
         """Those it is under, its own first."""
         if names_are_known(function):

@@ -44,6 +44,7 @@ def test_limits_are_listed_changed_and_reset(tmp_path: Path) -> None:
         "rate": None,
         "concurrency": 9,
         "source": "stored",
+        "while_suspended": "release",
         "declared_rate": "100/1m",
         "declared_concurrency": 1,
     }
@@ -60,6 +61,8 @@ def test_limits_that_are_not_there_and_mistakes(tmp_path: Path) -> None:
     assert run("limits", "list", url=url).err.strip() == "No limits."
     assert run("limits", "show", "sync", url=url).status == 3
     assert run("limits", "reset", "sync", url=url).status == 3
+    run("limits", "set", "sync", "--concurrency", "9", "--while-suspended", "keep", url=url)
+    assert "9, suspended too" in run("limits", "list", url=url, COLUMNS="120").out
     assert run("limits", "set", "sync", "--rate", "often", url=url).status == 2
     assert run("limits", "set", "sync", "--concurrency", "0", url=url).status == 2
     assert run("limits", "set", "sync", url=url).status == 0

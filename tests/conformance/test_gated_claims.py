@@ -6,18 +6,21 @@ from collections.abc import Sequence
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.conditions import Single
 from flowfabric.core.diagnosis import Cause
-from flowfabric.core.gates import Gate, GateName, GateOwner
+from flowfabric.core.gates import Gate, GateName, GateOwner, WhileSuspended
 from flowfabric.core.ids import ExecutionId, QuotaPolicyId
 from flowfabric.core.results import Claimed
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.admission import GateUse
+from flowfabric.errors import ConcurrencyLimitExceeded, InvalidInput
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, WORKER, Given
 
 CAP = QuotaPolicyId("7d9f2c1e-1a1b-4c4d-8e8f-000000000001")
 RATE = QuotaPolicyId("7d9f2c1e-1a1b-4c4d-8e8f-000000000002")
+RETRIED = {"retry_policy": {"max_retries": 3, "backoff": {"type": "fixed", "delay_ms": 200}}}
 BUDGET = "7d9f2c1e-1a1b-4c4d-8e8f-000000000003"
 
 
@@ -184,6 +187,79 @@ async def test_who_goes_on_does_not_wait_behind_those_that_may_not_start(
     assert ids(await claim(engine)) == [second.execution_id]
     clock.advance("1m")
     assert urgent in ids(await claim(engine))
+
+
+@pytest.mark.parametrize("pause", ["suspend", "delay"])
+async def test_who_pauses_keeps_the_slot_where_the_policy_says_so(
+    engine: Engine, given: Given, clock: SettableClock, pause: str
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1, while_suspended="keep")
+    (first, second) = await created(given, 2, gates=[gate(key="ann")])
+    (claimed,) = await claim(engine)
+    if pause == "suspend":
+        await engine.suspend(claimed.handle, resume_condition=Single("go"))
+    else:
+        await engine.delay(claimed.handle, clock.now_ms() + 1_000)
+    assert await claim(engine) == []
+    assert (await use(engine))["ann"].running == 1
+    assert (await engine.explain_execution(second)).remark == "1 of 1 running or suspended for ann"
+    if pause == "suspend":
+        await engine.resume_execution(first)
+    else:
+        clock.advance("1s")
+        await engine.promote_due_delays()
+    assert (await use(engine))["ann"].running == 1
+    assert (await engine.explain_execution(first)).remark == ""
+    (claimed,) = await claim(engine)
+    assert claimed.execution_id == first
+    assert (await use(engine))["ann"].running == 1
+    await engine.complete(claimed.handle)
+    assert ids(await claim(engine)) == [second]
+
+
+async def test_a_slot_that_was_kept_comes_free_with_the_end_or_a_retry(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1, while_suspended="keep")
+    waiting = await created(given, 3, gates=[gate()], policy=RETRIED)
+    (claimed,) = await claim(engine)
+    await engine.suspend(claimed.handle, resume_condition=Single("go"))
+    await engine.cancel_execution(waiting[0], reason="over")
+    (claimed,) = await claim(engine)
+    assert claimed.execution_id == waiting[1]
+    await engine.fail(claimed.handle, "again")
+    assert ids(await claim(engine)) == [waiting[2]]
+
+
+async def test_a_grant_for_what_kept_its_slot_takes_no_other(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1, while_suspended="keep")
+    (first, second) = await created(given, 2, gates=[gate()])
+    (claimed,) = await claim(engine)
+    await engine.suspend(claimed.handle, resume_condition=Single("go"))
+    with pytest.raises(ConcurrencyLimitExceeded):
+        await engine.issue_claim_grant(second, grant_ttl_ms=1_000, **WORKER)
+    await engine.resume_execution(first)
+    grant = await engine.claim_for_worker(["default"], **WORKER)
+    assert grant is not None
+    assert grant.execution_id == first
+    assert (await use(engine))[""].running == 1
+    assert await claim(engine) == []
+
+
+async def test_setting_a_limit_leaves_what_becomes_of_slots_alone(engine: Engine) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1, while_suspended="keep", name="mail")
+    assert (await engine.set_limit("mail", active_concurrency_cap=5)).limits.keeps
+    changed = await engine.set_limit("mail", active_concurrency_cap=5, while_suspended="release")
+    assert not changed.limits.keeps
+    limits = await engine.read_quota_policy_limits(CAP)
+    assert limits is not None
+    assert limits.while_suspended is WhileSuspended.RELEASE
+    with pytest.raises(InvalidInput, match="while_suspended"):
+        await engine.set_limit("mail", while_suspended="forget")
+    with pytest.raises(InvalidInput, match="while_suspended"):
+        await engine.create_quota_policy(RATE, max_concurrent=1, while_suspended="forget")
 
 
 async def test_whatever_lets_go_of_a_lease_frees_its_slot(

@@ -239,8 +239,9 @@ async def test_bad_gates_are_refused(engine: Engine, given: Given, gates: object
 # What programs declare and people change
 
 
-def mail(**spec: int) -> DeclaredLimit:
-    return DeclaredLimit(namespace="default", name="mail", spec=QuotaSpec(**spec))
+def mail(active_concurrency_cap: int) -> DeclaredLimit:
+    spec = QuotaSpec(active_concurrency_cap=active_concurrency_cap)
+    return DeclaredLimit(namespace="default", name="mail", spec=spec)
 
 
 async def test_what_a_program_declares_counts_until_it_declares_something_else(

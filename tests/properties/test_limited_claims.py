@@ -88,6 +88,7 @@ class Terms:
 
     cap: int
     rate: int
+    keeps: bool
     started: tuple[tuple[int, int], ...]
     """How long ago, and how many."""
 
@@ -96,6 +97,7 @@ terms = st.builds(
     Terms,
     cap=st.integers(0, 4),
     rate=st.integers(0, 4),
+    keeps=st.booleans(),
     started=st.lists(
         st.tuples(st.integers(0, WINDOW_MS + 100), st.integers(1, 2)),
         max_size=3,
@@ -150,6 +152,7 @@ class Lifted:
             window_ms=WINDOW_MS if said.rate else 0,
             max_requests_per_window=said.rate,
             active_concurrency_cap=said.cap,
+            while_suspended="keep" if said.keeps else "release",
         )
 
         async def body(tx: Transaction) -> None:
@@ -193,8 +196,8 @@ class Lifted:
     routes: Sequence[int] = ()
 
 
-def in_use(lives: Lives, routes: Sequence[int], now_ms: int) -> int:
-    """Who holds a slot: live leases and live grants."""
+def in_use(lives: Lives, routes: Sequence[int], now_ms: int, *, keeps: bool) -> int:
+    """Who holds a slot: live leases, live grants and, where told, who goes on later."""
     return sum(
         life.execution.route_id in routes
         and (
@@ -203,6 +206,7 @@ def in_use(lives: Lives, routes: Sequence[int], now_ms: int) -> int:
                 and (life.execution.lease_expires_at_ms or 0) > now_ms
             )
             or (life.execution.granted_until_ms or 0) >= now_ms
+            or (keeps and resumes(life))
         )
         for life in lives.values()
     )
@@ -331,7 +335,9 @@ class Expected:
             state = self.states[gate_id]
             if state.limits.rate and not resumes(life):
                 state = structs.replace(state, gate=state.after(1, self.now_ms))
-            self.states[gate_id] = structs.replace(state, in_use=state.in_use + 1)
+            if not (state.limits.keeps and resumes(life)):
+                state = structs.replace(state, in_use=state.in_use + 1)
+            self.states[gate_id] = state
 
 
 def check_claim(world: World, histories: list[Past], said: dict[str, Terms], limit: int) -> None:
@@ -345,7 +351,7 @@ def check_claim(world: World, histories: list[Past], said: dict[str, Terms], lim
     states, passed = world.run(limits.look())
     for gate_id, state in states.items():
         routes = [route_id for route_id, of_route in passed.items() if gate_id in of_route]
-        assert state.in_use == in_use(before, routes, world.now_ms)
+        assert state.in_use == in_use(before, routes, world.now_ms, keeps=state.limits.keeps)
     expected = Expected(before, states, passed, world.now_ms)
     expected.claim(limit)
     claimed = world.run(

@@ -64,7 +64,10 @@ steps = st.lists(
         st.tuples(st.just("admit"), st.booleans()),
         st.tuples(st.just("pass"), st.sampled_from((1, 99, 100, 500, 2_000, RETENTION_MS))),
         st.tuples(st.just("wait"), st.sampled_from((1, 250, 500))),
-        st.tuples(st.just("limit"), st.tuples(st.integers(0, 3), st.integers(0, 5))),
+        st.tuples(
+            st.just("limit"),
+            st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans(), st.booleans()),
+        ),
     ),
     min_size=5,
     max_size=40,
@@ -79,9 +82,13 @@ class Model:
     granted: dict[ExecutionId, int] = field(default_factory=dict)
     """The last millisecond of each grant."""
     admitted: set[ExecutionId] = field(default_factory=set)
+    interrupted: set[ExecutionId] = field(default_factory=set)
+    """Who goes on with an attempt later."""
     starts: list[int] = field(default_factory=list)
     cap: int = 2
     rate: int = 3
+    own_keeps: bool = False
+    all_keeps: bool = False
     keys: dict[ExecutionId, str] = field(default_factory=dict)
 
     def holders(self, now_ms: int) -> list[ExecutionId]:
@@ -91,8 +98,17 @@ class Model:
 
     def running(self, key: str, now_ms: int) -> int:
         """With a key, of its own limit; without, of the one over all."""
-        found = [each for each in self.holders(now_ms) if key in ("", self.keys[each])]
+        holders = set(self.holders(now_ms))
+        if self.own_keeps if key else self.all_keeps:
+            holders |= self.interrupted
+        found = [each for each in holders if key in ("", self.keys[each])]
         return len(found) + (0 if key else len(self.admitted))
+
+    def holds_up(self, key: str, now_ms: int, *, goes_on: bool) -> bool:
+        """Whether a cap does: that of a key, or the one over all."""
+        own_full = self.running(key, now_ms) >= self.cap and not (goes_on and self.own_keeps)
+        all_full = self.running("", now_ms) >= 2 * self.cap and not (goes_on and self.all_keeps)
+        return self.cap > 0 and (own_full or all_full)
 
     def started(self, now_ms: int, ago_ms: int = WINDOW_MS) -> int:
         return sum(at_ms > now_ms - ago_ms for at_ms in self.starts)
@@ -124,21 +140,29 @@ class Played:
         return GateName(GateOwner.QUOTA, policy_id_of("default", name), key)
 
     async def begin(self) -> None:
-        await self.set_limit(self.model.cap, self.model.rate)
+        await self.set_limit(self.model.cap, self.model.rate, own_keeps=False, all_keeps=False)
 
-    async def set_limit(self, cap: int, rate: int) -> None:
-        """A cap for each key, and a rate and three times the cap over all."""
-        await self.engine.set_limit(self.own, active_concurrency_cap=cap)
+    async def set_limit(self, cap: int, rate: int, *, own_keeps: bool, all_keeps: bool) -> None:
+        """A cap for each key, and a rate and twice the cap over all."""
+        await self.engine.set_limit(
+            self.own,
+            active_concurrency_cap=cap,
+            while_suspended="keep" if own_keeps else "release",
+        )
         await self.engine.set_limit(
             self.all,
             window_ms=WINDOW_MS if rate else 0,
             max_requests_per_window=rate,
             active_concurrency_cap=2 * cap,
+            while_suspended="keep" if all_keeps else "release",
         )
         self.model.cap, self.model.rate = cap, rate
+        self.model.own_keeps, self.model.all_keeps = own_keeps, all_keeps
 
     async def lives(self) -> Lives:
-        return await self.world.lives(self.ids)
+        lives = await self.world.lives(self.ids)
+        self.model.interrupted = {each for each, life in lives.items() if resumes(life)}
+        return lives
 
     # Steps
 
@@ -172,7 +196,10 @@ class Played:
             self.take(each)
             if not resumes(before[each.execution_id]):
                 self.count_start()
-        self.check_room({each.execution_id for each in claimed})
+        await self.lives()
+        self.check_room(
+            {each.execution_id for each in claimed if not resumes(before[each.execution_id])}
+        )
         if len(claimed) < limit:
             await self.check_nothing_fits()
 
@@ -182,7 +209,7 @@ class Played:
             assert self.model.started(self.now_ms) <= self.model.rate
 
     def check_room(self, taken: set[ExecutionId]) -> None:
-        """Whoever got in has passed no cap."""
+        """Whoever started has passed no cap."""
         model, now_ms = self.model, self.now_ms
         for key in {model.keys[each] for each in taken} if model.cap else ():
             assert model.running(key, now_ms) <= model.cap
@@ -191,11 +218,10 @@ class Played:
     async def check_nothing_fits(self) -> None:
         model, now_ms = self.model, self.now_ms
         rate_full = model.rate and model.started(now_ms, WINDOW_MS + PART_MS) >= model.rate
-        all_full = model.cap and model.running("", now_ms) >= 2 * model.cap
         for execution_id, life in (await self.lives()).items():
-            if life.execution.ready and not all_full and not (rate_full and not resumes(life)):
-                assert model.cap
-                assert model.running(model.keys[execution_id], now_ms) >= model.cap
+            if life.execution.ready and not (rate_full and not resumes(life)):
+                key = model.keys[execution_id]
+                assert model.holds_up(key, now_ms, goes_on=resumes(life))
 
     async def work(self, which: int, how: str) -> None:
         """Somebody who was given a lease does something with it, whether or not it holds."""
@@ -241,10 +267,9 @@ class Played:
             self.grants[execution_id] = grant
             self.model.granted[execution_id] = grant.expires_at_ms
             assert before is not None
-            if not again:
+            if not again and not resumes(before):
                 self.check_room({execution_id})
-                if not resumes(before):
-                    self.count_start()
+                self.count_start()
 
     async def use_grant(self, which: int) -> None:
         if not self.grants:
@@ -311,14 +336,15 @@ class Played:
                 self.world.clock.advance(ms=step_ms)
                 if verb == "pass":
                     await run_due(self.engine)
-            case "limit", (int() as cap, int() as rate):
-                await self.set_limit(cap, rate)
+            case "limit", (int() as cap, int() as rate, bool() as own, bool() as over_all):
+                await self.set_limit(cap, rate, own_keeps=own, all_keeps=over_all)
             case _:
                 pass
 
     # Comparing
 
     async def compare(self) -> None:
+        await self.lives()
         model, now_ms = self.model, self.now_ms
         (over_all,) = await self.use(self.all) or [("", 0)]
         assert over_all == ("", model.running("", now_ms))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from flowfabric import App, Context, Limit, testing
-from flowfabric.core.gates import LimitSource
+from flowfabric.core.gates import LimitSource, WhileSuspended
 from flowfabric.engine.admission import GateUse
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.limits import LimitStatus, rate_of, rate_text, spec_of
@@ -193,6 +193,31 @@ async def test_what_sleeps_or_waits_holds_no_slot() -> None:
         assert [await run.result() for run in runs] == [0, 1, 2]
 
 
+async def test_what_sleeps_or_waits_keeps_its_slot_where_the_limit_says_so() -> None:
+    async with testing.engine() as app:
+        entered: list[int] = []
+
+        @app.task(concurrency=1, while_suspended="keep")
+        async def deploy(ctx: Context, number: int) -> int:
+            entered.append(number)
+            await ctx.wait_for_signal("approved")
+            await ctx.sleep("1h")
+            return number
+
+        runs = [await app.submit(deploy, number) for number in range(3)]
+        for number, run in enumerate(runs):
+            await app.drain()
+            assert sorted(set(entered)) == list(range(number + 1))
+            assert [each.running for each in await app.limits.use("deploy")] == [1]
+            await app.signals.send(run.execution_id, "approved")
+            await app.drain(skip_time=True)
+            assert await run.result() == number
+        changed = await app.limits.set("deploy", concurrency=2)
+        assert changed.while_suspended is WhileSuspended.KEEP
+        changed = await app.limits.set("deploy", concurrency=2, while_suspended="release")
+        assert changed.while_suspended is WhileSuspended.RELEASE
+
+
 # Changing limits at run time
 
 
@@ -216,6 +241,7 @@ async def test_what_is_set_at_run_time_wins_over_the_program(waiting_app: App) -
         rate="100/1m",
         concurrency=10,
         source=LimitSource.CODE,
+        while_suspended=WhileSuspended.RELEASE,
         declared_rate="100/1m",
         declared_concurrency=10,
     )
@@ -325,6 +351,9 @@ async def test_mistakes_are_refused_where_they_are_written() -> None:
         ({"concurrency": 1, "key": "{customer}"}, "customer"),
         ({"concurrency": 1, "key": "{"}, "template"),
         ({"concurrency": 1, "key": 5}, "key"),
+        ({"while_suspended": "keep"}, "concurrency"),
+        ({"rate_limit": "5/s", "while_suspended": "keep"}, "concurrency"),
+        ({"concurrency": 1, "while_suspended": "forget"}, "release"),
         ({"limits": [5]}, "limits"),
         ({"limits": "provider"}, "limits"),
         ({"limits": provider}, "limits"),

@@ -24,11 +24,12 @@ def state(
     in_use: int = 0,
     window: gates.Window = (),
     closed: bool = False,
+    keeps: bool = False,
 ) -> GateState:
     gate = GateName(GateOwner.QUOTA, UUID, key).new()
     return GateState(
         gate=structs.replace(gate, starts=gates.written(window), closed=closed),
-        limits=Limits(window_ms=WINDOW_MS if rate else 0, rate=rate, cap=cap),
+        limits=Limits(window_ms=WINDOW_MS if rate else 0, rate=rate, cap=cap, keeps=keeps),
         in_use=in_use,
     )
 
@@ -167,12 +168,24 @@ def test_what_resumes_passes_those_that_may_not_start(
         (state(rate=4, window=((1, 4),)), True, (10, 0)),
         (state(rate=4, cap=2, window=((1, 3),)), True, (2, 1)),
         (state(closed=True), True, None),
+        (state(cap=4, in_use=4, keeps=True), False, None),
+        (state(cap=4, in_use=4, keeps=True), True, (10, 0)),
+        (state(cap=4, in_use=3, keeps=True), True, (10, 1)),
+        (state(cap=4, in_use=4, keeps=True, closed=True), True, None),
     ],
 )
 def test_what_fits(gate: GateState, resumes: bool, fits: tuple[int, int] | None) -> None:
     given = gates.allot([route(7, gate, resumes=resumes)], by_id(gate), 10, 2)
     expected = [] if fits is None else [Allowance(route_id=7, slots=fits[0], starts=fits[1])]
     assert given == expected
+
+
+def test_what_kept_its_slot_at_one_gate_needs_one_at_the_others() -> None:
+    kept, other = state("kept", cap=1, in_use=1, keeps=True), state("other", cap=2, in_use=1)
+    passing = [route(1, kept, other, resumes=True)]
+    assert gates.allot(passing, by_id(kept, other), 10, 0) == [
+        Allowance(route_id=1, slots=1, starts=0)
+    ]
 
 
 def test_a_route_whose_gate_somebody_else_is_at_gets_nothing() -> None:

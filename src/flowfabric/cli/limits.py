@@ -88,11 +88,21 @@ async def show_limit(engine: Engine, target: options.Target, limit: str, after: 
 @click.argument("limit")
 @click.option("--rate", help='Starts per time, such as "100/m"; none if not given.')
 @click.option("--concurrency", type=int, help="How many at once; any number if not given.")
+@click.option(
+    "--while-suspended",
+    type=click.Choice(["release", "keep"]),
+    help="Whether runs that sleep or wait hold their slots; as it is if not given.",
+)
 @options.own_namespace_option
 @options.target_options
 @options.with_engine
 async def set_limit(
-    engine: Engine, target: options.Target, limit: str, rate: str | None, concurrency: int | None
+    engine: Engine,
+    target: options.Target,
+    limit: str,
+    rate: str | None,
+    concurrency: int | None,
+    while_suspended: str | None,
 ) -> None:
     """Have these values of LIMIT count from now on, whatever programs declare.
 
@@ -105,6 +115,7 @@ async def set_limit(
         window_ms=spec.window_ms,
         max_requests_per_window=spec.max_requests_per_window,
         active_concurrency_cap=spec.active_concurrency_cap,
+        while_suspended=while_suspended,
     )
     _show(target, [policy])
 
@@ -145,7 +156,7 @@ def _row(policy: QuotaPolicy) -> tuple[str | Text, ...]:
     return (
         f"{prefix}{policy.name}",
         rate_text(policy.spec) or "",
-        f"{policy.active_concurrency_cap:,}" if policy.active_concurrency_cap else "",
+        _at_once(policy.spec),
         Text("people", style="yellow") if stored else "program",
         _declared(policy) if stored else "",
     )
@@ -155,6 +166,13 @@ def _declared(policy: QuotaPolicy) -> str:
     spec = gates.declared_spec(policy)
     if spec is None:
         return "nothing"
-    cap = spec.active_concurrency_cap
-    parts = [rate_text(spec), f"{cap:,} at once" if cap else None]
+    at_once = _at_once(spec)
+    parts = [rate_text(spec), f"{at_once} at once" if at_once else None]
     return ", ".join(part for part in parts if part)
+
+
+def _at_once(spec: gates.QuotaSpec) -> str:
+    """How many, and whether those that sleep or wait are among them."""
+    cap = spec.active_concurrency_cap
+    keeps = ", suspended too" if spec.limits.keeps else ""
+    return f"{cap:,}{keeps}" if cap else ""

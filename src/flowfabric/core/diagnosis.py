@@ -23,7 +23,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.leases import lease_is_dead
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Execution, FailedStep, Lane
-from flowfabric.core.situations import Hold, held_by
+from flowfabric.core.situations import Hold, held_by, resumes
 from flowfabric.core.states import (
     BlockingReason,
     EligibilityState,
@@ -179,7 +179,9 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
 def _remark(execution: Execution, around: Surroundings) -> str:
     """What lists cannot tell from the execution alone."""
     if execution.ready:
-        return next(filter(None, (each.obstacle(around.now_ms) for each in around.gates)), "")
+        goes_on = resumes(execution)
+        obstacles = (each.obstacle(around.now_ms, resumes=goes_on) for each in around.gates)
+        return next(filter(None, obstacles), "")
     if held_by(execution) is Hold.JOIN and around.join is not None:
         return around.join.remark()
     at = around.progress
@@ -364,17 +366,19 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
         return Cause.NO_WORKER, _nobody(execution, around), detail
     if execution.ownership_state is not OwnershipState.UNOWNED:
         return Cause.LEASE_LOST, f"Its worker was lost ({execution.blocking_detail}).", detail
-    return _limited(around, detail) or (
+    return _limited(execution, around, detail) or (
         Cause.QUEUED,
         f"It is next in line{_after(around.ahead)}.",
         detail,
     )
 
 
-def _limited(around: Surroundings, detail: dict[str, str | int | None]) -> Reason | None:
+def _limited(
+    execution: Execution, around: Surroundings, detail: dict[str, str | int | None]
+) -> Reason | None:
     """That a limit holds it up, with the numbers."""
     for each in around.gates:
-        obstacle = each.obstacle(around.now_ms)
+        obstacle = each.obstacle(around.now_ms, resumes=resumes(execution))
         if obstacle is None:
             continue
         ahead = "many" if around.ahead is None else str(around.ahead)

@@ -6,7 +6,8 @@ gate too, which says only whether it is closed. Routes name their gates, and who
 a route locks those gates, asks here what fits, and takes that much.
 
 What is held is derived, not counted: a slot is taken while a row is leased, was granted or was
-admitted by hand and has not ended. So nothing can leak, however something ends. Only starts are
+admitted by hand and has not ended; where the policy says so, also while its attempt is interrupted
+and goes on later. So nothing can leak, however something ends. Only starts are
 counted, because nothing else remembers them: a window is at most `WINDOW_PARTS` + 1 pairs of a
 time and how many started by then, later than the time of the pair before it. What falls into
 the same part of the window is one pair at its latest time, so a window never admits too many and
@@ -57,6 +58,15 @@ class LimitSource(StrEnum):
     """What somebody has set at run time: it wins over the program."""
 
 
+class WhileSuspended(StrEnum):
+    """What becomes of a slot while its execution waits to go on with its attempt."""
+
+    RELEASE = "release"
+    """Others may have it; going on needs one again."""
+    KEEP = "keep"
+    """It stays taken, and going on needs none."""
+
+
 class QuotaPolicy(Record, frozen=True, kw_only=True):
     """How much may start in a window and how much may run at once; 0 is no limit."""
 
@@ -70,6 +80,7 @@ class QuotaPolicy(Record, frozen=True, kw_only=True):
     max_requests_per_window: int
     active_concurrency_cap: int
     jitter_ms: int
+    while_suspended: WhileSuspended
     source: LimitSource
     declared: str | None = None
     """What the program last declared, as JSON."""
@@ -83,15 +94,12 @@ class QuotaPolicy(Record, frozen=True, kw_only=True):
             max_requests_per_window=self.max_requests_per_window,
             active_concurrency_cap=self.active_concurrency_cap,
             jitter_ms=self.jitter_ms,
+            while_suspended=self.while_suspended,
         )
 
     @property
     def limits(self) -> "Limits":
-        return Limits(
-            window_ms=self.window_ms,
-            rate=self.max_requests_per_window,
-            cap=self.active_concurrency_cap,
-        )
+        return self.spec.limits
 
 
 class Gate(Record, frozen=True, kw_only=True):
@@ -182,6 +190,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     window_ms: int = 0
     rate: int = 0
     cap: int = 0
+    keeps: bool = False
+    """Whether what waits to go on with its attempt holds its slot."""
 
     @property
     def binds(self) -> bool:
@@ -205,6 +215,22 @@ class QuotaSpec(Struct, frozen=True, kw_only=True):
     max_requests_per_window: int = 0
     active_concurrency_cap: int = 0
     jitter_ms: int = 0
+    while_suspended: WhileSuspended = WhileSuspended.RELEASE
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            window_ms=self.window_ms,
+            rate=self.max_requests_per_window,
+            cap=self.active_concurrency_cap,
+            keeps=self.while_suspended is WhileSuspended.KEEP,
+        )
+
+
+def check_while_suspended(given: object) -> WhileSuspended:
+    if given not in list(WhileSuspended):
+        raise InvalidInput("while_suspended", 'must be "release" or "keep"', given)
+    return WhileSuspended(str(given))
 
 
 def check_spec(spec: QuotaSpec, *, may_be_empty: bool = False) -> QuotaSpec:
@@ -213,6 +239,7 @@ def check_spec(spec: QuotaSpec, *, may_be_empty: bool = False) -> QuotaSpec:
     check_int("max_requests_per_window", spec.max_requests_per_window, 0, AMOUNT_MAX)
     check_int("active_concurrency_cap", spec.active_concurrency_cap, 0, AMOUNT_MAX)
     check_int("jitter_ms", spec.jitter_ms, 0, JITTER_MS_MAX)
+    check_while_suspended(spec.while_suspended)
     if spec.max_requests_per_window and not spec.window_ms:
         raise InvalidQuotaSpec(
             f"max_requests_per_window: {spec.max_requests_per_window} needs a window it counts in"
@@ -295,6 +322,7 @@ def changed(policy: QuotaPolicy, spec: QuotaSpec, source: LimitSource, now_ms: i
         max_requests_per_window=spec.max_requests_per_window,
         active_concurrency_cap=spec.active_concurrency_cap,
         jitter_ms=spec.jitter_ms,
+        while_suspended=spec.while_suspended,
         source=source,
         updated_at_ms=now_ms,
     )
@@ -393,6 +421,7 @@ class GateState(Struct, frozen=True, kw_only=True):
         return Room(
             slots=max(0, cap - self.in_use) if cap else None,
             starts=starts_left(self.limits, read_window(self.gate.starts), now_ms),
+            keeps=self.limits.keeps,
         )
 
     def after(self, count: int, now_ms: int) -> Gate:
@@ -406,10 +435,15 @@ class GateState(Struct, frozen=True, kw_only=True):
 
 
 class Room(Struct, frozen=True, kw_only=True):
-    """What fits; None is any number. Who resumes needs a slot, who starts a start as well."""
+    """What fits; None is any number. Who starts needs a slot and a start, who resumes a slot."""
 
     slots: int | None = None
     starts: int | None = None
+    keeps: bool = False
+    """Whether those who resume have their slot already."""
+
+    def has_slot(self, *, resumes: bool) -> bool:
+        return self.slots != 0 or (resumes and self.keeps)
 
 
 class WaitingRoute(Struct, frozen=True, kw_only=True):
@@ -467,10 +501,8 @@ def allot(
             if limit == 0:
                 break
             passed = [left[gate_id] for gate_id in route.gate_ids]
-            if any(each.slots == 0 for each in passed):
-                continue
-            starts = all(each.starts != 0 for each in passed)
-            if not (starts or route.resumes):
+            starts = all(each.slots != 0 and each.starts != 0 for each in passed)
+            if not (starts or (route.resumes and all(each.lets_resume for each in passed))):
                 continue
             for each in passed:
                 each.take(starts=starts)
@@ -492,9 +524,15 @@ class _Left:
     def __init__(self, room: Room) -> None:
         self.slots = -1 if room.slots is None else room.slots
         self.starts = -1 if room.starts is None else room.starts
+        self._keeps = room.keeps
+
+    @property
+    def lets_resume(self) -> bool:
+        return self._keeps or self.slots != 0
 
     def take(self, *, starts: bool) -> None:
-        self.slots -= self.slots > 0
+        """One more has it. Of several, any may turn out to resume; that leaves more room."""
+        self.slots -= self.slots > 0 and (starts or not self._keeps)
         self.starts -= starts and self.starts > 0
 
 
@@ -516,17 +554,18 @@ class GateFacts(Struct, frozen=True, kw_only=True):
     """How a budget stands, in words."""
     state: GateState
 
-    def obstacle(self, now_ms: int) -> str | None:
+    def obstacle(self, now_ms: int, *, resumes: bool = False) -> str | None:
         """What keeps an execution from passing it now, if anything does."""
         gate, limits, room = self.state.gate, self.state.limits, self.state.room(now_ms)
         whose = f" for {gate.gate_key}" if gate.gate_key else ""
         if gate.closed:
             return self.budget
-        if room.slots == 0:
-            return f"{self.state.in_use} of {limits.cap} running{whose}"
+        if not room.has_slot(resumes=resumes):
+            doing = "running or suspended" if limits.keeps else "running"
+            return f"{self.state.in_use} of {limits.cap} {doing}{whose}"
         window = read_window(gate.starts)
         opens_at = opens_at_ms(limits, window, now_ms)
-        if opens_at is None:
+        if opens_at is None or resumes:
             return None
         started = counted(trimmed(window, limits.window_ms, now_ms))
         return (

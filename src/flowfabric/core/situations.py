@@ -494,6 +494,14 @@ def held_by(execution: Execution) -> Hold:
     return hold
 
 
+def resumes(execution: Execution) -> bool:
+    """Whether a claim would go on with the attempt, where it was interrupted."""
+    return (
+        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+        and execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
+    )
+
+
 def is_ready(execution: Execution) -> bool:
     """Whether `claim` may hand the execution to a worker now."""
     return held_by(execution) is Hold.NOTHING

@@ -43,6 +43,7 @@ class QuotaLimits(Struct, frozen=True, kw_only=True):
     requests_per_window_seconds: int
     active_concurrency_cap: int
     jitter_ms: int
+    while_suspended: gates.WhileSuspended = gates.WhileSuspended.RELEASE
 
 
 class AdmissionReleased(Struct, frozen=True, tag=True):
@@ -78,6 +79,7 @@ class Admissions(unit.Group):
         max_requests_per_window: int = 0,
         max_concurrent: int = 0,
         jitter_ms: int = 0,
+        while_suspended: str = gates.WhileSuspended.RELEASE,
         namespace: str = "default",
         name: str | None = None,
     ) -> PolicyCreated | AlreadySatisfied:
@@ -92,6 +94,7 @@ class Admissions(unit.Group):
                 max_requests_per_window=max_requests_per_window,
                 active_concurrency_cap=max_concurrent,
                 jitter_ms=jitter_ms,
+                while_suspended=gates.check_while_suspended(while_suspended),
             )
         )
         asked = QuotaPolicyId(parse_uuid("quota_policy_id", quota_policy_id))
@@ -130,6 +133,7 @@ class Admissions(unit.Group):
             requests_per_window_seconds=-(-policy.window_ms // 1_000),
             active_concurrency_cap=policy.active_concurrency_cap,
             jitter_ms=policy.jitter_ms,
+            while_suspended=policy.while_suspended,
         )
 
     async def find_limit_namespaces(self, quota_policy_ids: Sequence[str]) -> dict[str, Namespace]:
@@ -226,8 +230,12 @@ class Admissions(unit.Group):
         max_requests_per_window: int = 0,
         active_concurrency_cap: int = 0,
         jitter_ms: int = 0,
+        while_suspended: str | None = None,
     ) -> gates.QuotaPolicy:
-        """Set a limit at run time; 0 is no limit. It wins over what programs declare."""
+        """Set a limit at run time; 0 is no limit. It wins over what programs declare.
+
+        What becomes of slots `while_suspended` stays as it is unless given.
+        """
         spec = gates.QuotaSpec(
             window_ms=window_ms,
             max_requests_per_window=max_requests_per_window,
@@ -235,6 +243,7 @@ class Admissions(unit.Group):
             jitter_ms=jitter_ms,
         )
         gates.check_spec(spec, may_be_empty=True)
+        kept = None if while_suspended is None else gates.check_while_suspended(while_suspended)
         found_in, called = parse_namespace(namespace), check_name("name", name)
 
         async def body(tx: Transaction) -> gates.QuotaPolicy:
@@ -244,7 +253,9 @@ class Admissions(unit.Group):
             new = gates.new_policy(policy_id, found_in, called, spec, stored, now_ms)
             await tx.insert_new([new])
             locked = await tx.lock(gates.QuotaPolicy, [(policy_id,)])
-            policy = gates.changed(locked[(policy_id,)], spec, stored, now_ms)
+            before = locked[(policy_id,)]
+            asked = structs.replace(spec, while_suspended=kept or before.while_suspended)
+            policy = gates.changed(before, asked, stored, now_ms)
             await save_policies(tx, {policy_id: policy}, locked)
             return policy
 
@@ -353,9 +364,7 @@ class _Admitting(Struct, frozen=True, kw_only=True):
         await self._check_own(tx, execution)
         if await self._is_admitted(tx, execution):
             return gates.AlreadyAdmitted()
-        state = (
-            row.state if row.has_policy else structs.replace(row.state, limits=_limits(self.spec))
-        )
+        state = row.state if row.has_policy else structs.replace(row.state, limits=self.spec.limits)
         jitter_ms = row.jitter_ms if row.has_policy else self.spec.jitter_ms
         outcome = gates.decide_admission(state, jitter_ms, self.chance, row.now_ms)
         if isinstance(outcome, gates.Admitted):
@@ -393,14 +402,6 @@ class _Admitting(Struct, frozen=True, kw_only=True):
             Changes(updates=(admission, state.after(1, now_ms)) if counts else (admission,))
         )
         await tx.select("trim_admissions", gate_id=self.name.gate_id)
-
-
-def _limits(spec: gates.QuotaSpec) -> gates.Limits:
-    return gates.Limits(
-        window_ms=spec.window_ms,
-        rate=spec.max_requests_per_window,
-        cap=spec.active_concurrency_cap,
-    )
 
 
 async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId:

@@ -193,9 +193,11 @@ class GateRow(Struct, frozen=True, kw_only=True):
     rate: int
     cap: int
     jitter_ms: int
+    keeps: bool
     has_policy: bool
     leased: int
     granted: int
+    kept: int
     admitted: int
     now_ms: int
 
@@ -211,8 +213,10 @@ class GateRow(Struct, frozen=True, kw_only=True):
                 opens_at_ms=self.opens_at_ms,
                 closed=self.closed,
             ),
-            limits=gates.Limits(window_ms=self.window_ms, rate=self.rate, cap=self.cap),
-            in_use=self.leased + self.granted + self.admitted,
+            limits=gates.Limits(
+                window_ms=self.window_ms, rate=self.rate, cap=self.cap, keeps=self.keeps
+            ),
+            in_use=self.leased + self.granted + self.kept + self.admitted,
         )
 
 

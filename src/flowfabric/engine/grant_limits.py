@@ -9,11 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core import gates
+from flowfabric.core import gates, situations
 from flowfabric.core.gates import Gate
 from flowfabric.core.ids import ExecutionId, GateId
 from flowfabric.core.records import Execution
-from flowfabric.core.states import AttemptState, LifecyclePhase
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.gates import ROUTES_MIN, STEPS_MAX, ClaimQuery, FoundRow, load
 from flowfabric.store.base import Transaction
@@ -83,10 +82,7 @@ async def admit(tx: Transaction, execution: Execution) -> None:
     await tx.lock(Gate, [(gate_id,) for gate_id in sorted(gate_ids)])
     now_ms = await tx.now_ms()
     states = {each.gate_id: each.state for each in await load(tx, gate_ids)}
-    resumes = (
-        execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        and execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
-    )
+    resumes = situations.resumes(execution)
     for state in states.values():
         _check_room(state, execution, now_ms, resumes=resumes)
     if not resumes:
@@ -100,7 +96,7 @@ def _check_room(
     if state.gate.closed:
         raise errors.BudgetExceeded(f"a budget of {execution.called} is used up")
     room = state.room(now_ms)
-    if room.slots == 0:
+    if not room.has_slot(resumes=resumes):
         raise errors.ConcurrencyLimitExceeded(
             f"{execution.called}: {state.in_use} of {state.limits.cap} are in use"
         )

@@ -10,6 +10,7 @@ create table quota_policy (
     max_requests_per_window  bigint not null check (max_requests_per_window >= 0),
     active_concurrency_cap   bigint not null check (active_concurrency_cap >= 0),
     jitter_ms                bigint not null check (jitter_ms >= 0),
+    while_suspended          text not null check (while_suspended in ('release', 'keep')),
     source                   text not null check (source in ('code', 'stored')),
     declared                 text,
     created_at_ms            bigint not null,

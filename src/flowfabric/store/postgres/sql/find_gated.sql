@@ -95,6 +95,13 @@ with recursive clock as (
                                       limit 1) is null)
                             or (q.active_concurrency_cap > 0
                                 and g.gate_key <> ''
+                                and not (q.while_suspended = 'keep' and exists (
+                                    select
+                                      from live l
+                                     where l.route_id = ready.route_id
+                                       and l.ready
+                                       and l.public_state = 'waiting'
+                                       and l.attempt_state = 'attempt_interrupted'))
                                 and (select count(*)
                                        from (select
                                                from live l
@@ -105,6 +112,21 @@ with recursive clock as (
                                                 and l.lease_expires_at_ms
                                                         > (select now_ms from clock)
                                               limit q.active_concurrency_cap) as held)
+                                    + case when q.while_suspended = 'keep'
+                                           then (select count(*)
+                                                   from (select
+                                                           from live l
+                                                          where l.route_id = ready.route_id
+                                                            and l.public_state in (
+                                                                    'suspended', 'delayed',
+                                                                    'waiting_children')
+                                                            and not (l.ready
+                                                                     and l.public_state = 'waiting')
+                                                            and l.attempt_state
+                                                                    = 'attempt_interrupted'
+                                                          limit q.active_concurrency_cap) as kept)
+                                           else 0
+                                      end
                                     >= q.active_concurrency_cap))) as fits
         offset 0
      ) as next

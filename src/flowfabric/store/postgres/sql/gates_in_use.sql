@@ -1,5 +1,5 @@
--- What gates limit, and how much of each is held: by live leases, by grants not used yet, and
--- by admissions. Lock those that limit anything by a statement of its own before, so that this one
+-- What gates limit, and how much of each is held: by live leases, by grants not used yet, by
+-- admissions and, where the policy keeps slots, by what goes on with an attempt later. Lock those that limit anything by a statement of its own before, so that this one
 -- sees what others have claimed meanwhile. Gates
 -- without a cap are counted only if told.
 --
@@ -12,6 +12,7 @@ select g.gate_id::text as gate_id, g.owner_kind, g.owner_id::text as owner_id, g
        g.opens_at_ms, g.closed, coalesce(p.window_ms, 0) as window_ms,
        coalesce(p.max_requests_per_window, 0) as rate,
        coalesce(p.active_concurrency_cap, 0) as cap, coalesce(p.jitter_ms, 0) as jitter_ms,
+       coalesce(p.while_suspended = 'keep', false) as keeps,
        p.quota_policy_id is not null as has_policy,
        case when not (:counts_all::boolean or coalesce(p.active_concurrency_cap, 0) > 0) then 0
             when (select count(*)
@@ -49,6 +50,31 @@ select g.gate_id::text as gate_id, g.owner_kind, g.owner_id::text as owner_id, g
                          limit 1) as kept
                    where c.expires_at_ms >= clock.now_ms)
        end as granted,
+       case when p.while_suspended = 'keep'
+                 and (:counts_all::boolean or p.active_concurrency_cap > 0)
+            then (select count(*)
+                    from gate_route r
+                   cross join lateral (
+                        select
+                          from live l
+                         where l.route_id = r.route_id
+                           and l.ready
+                           and l.public_state = 'waiting'
+                           and l.attempt_state = 'attempt_interrupted'
+                        union all
+                        select
+                          from live l
+                         where l.route_id = r.route_id
+                           and l.public_state in (
+                                   'suspended', 'resumable', 'waiting', 'delayed', 'rate_limited',
+                                   'waiting_children')
+                           and not (l.ready and l.public_state = 'waiting')
+                           and l.attempt_state = 'attempt_interrupted'
+                           and coalesce(l.granted_until_ms < clock.now_ms, true)
+                        offset 0) as goes_on
+                   where r.gate_id = g.gate_id)
+            else 0
+       end as kept,
        case when not (:counts_all::boolean or coalesce(p.active_concurrency_cap, 0) > 0) then 0
             else (select count(*)
                     from admission a

@@ -10,6 +10,7 @@ create table quota_policy (
     max_requests_per_window  integer not null check (max_requests_per_window >= 0),
     active_concurrency_cap   integer not null check (active_concurrency_cap >= 0),
     jitter_ms                integer not null check (jitter_ms >= 0),
+    while_suspended          text not null check (while_suspended in ('release', 'keep')),
     source                   text not null check (source in ('code', 'stored')),
     declared                 text,
     created_at_ms            integer not null,

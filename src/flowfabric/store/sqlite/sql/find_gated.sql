@@ -85,6 +85,13 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
                                    and x.attempt_state = 'attempt_interrupted'))
                         or (q.active_concurrency_cap > 0
                             and g.gate_key <> ''
+                            and not (q.while_suspended = 'keep' and exists (
+                                select 1
+                                  from live as x
+                                 where x.route_id = step.ready_id
+                                   and x.ready
+                                   and x.public_state = 'waiting'
+                                   and x.attempt_state = 'attempt_interrupted'))
                             and (select count(*)
                                    from live as x
                                   where x.route_id = step.ready_id
@@ -92,6 +99,16 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
                                     and not (x.ready and x.public_state = 'waiting')
                                     and x.ownership_state = 'leased'
                                     and x.lease_expires_at_ms > :clock)
+                                + case when q.while_suspended = 'keep'
+                                       then (select count(*)
+                                               from live as x
+                                              where x.route_id = step.ready_id
+                                                and x.public_state in (
+                                                        'suspended', 'delayed', 'waiting_children')
+                                                and not (x.ready and x.public_state = 'waiting')
+                                                and x.attempt_state = 'attempt_interrupted')
+                                       else 0
+                                  end
                                 >= q.active_concurrency_cap))),
            steps + (phase = 2), taken + fits
       from step

@@ -1,11 +1,12 @@
--- What gates limit, and how much of each is held: by live leases, by grants not used yet, and
--- by admissions. Gates
+-- What gates limit, and how much of each is held: by live leases, by grants not used yet, by
+-- admissions and, where the policy keeps slots, by what goes on with an attempt later. Gates
 -- without a cap are counted only if told.
 --
 -- A gate of few routes is counted route by route, one of many by walking through all leases.
 select g.gate_id, g.owner_kind, g.owner_id, g.gate_key, g.starts, g.opens_at_ms, g.closed,
        coalesce(p.window_ms, 0) as window_ms, coalesce(p.max_requests_per_window, 0) as rate,
        coalesce(p.active_concurrency_cap, 0) as cap, coalesce(p.jitter_ms, 0) as jitter_ms,
+       coalesce(p.while_suspended = 'keep', 0) as keeps,
        p.quota_policy_id is not null as has_policy,
        case when not (:counts_all or coalesce(p.active_concurrency_cap, 0) > 0) then 0
             when (select count(*)
@@ -35,6 +36,27 @@ select g.gate_id, g.owner_kind, g.owner_id, g.gate_key, g.starts, g.opens_at_ms,
                    where c.expires_at_ms >= :clock
                      and l.granted_until_ms = c.expires_at_ms)
        end as granted,
+       case when p.while_suspended = 'keep' and (:counts_all or p.active_concurrency_cap > 0)
+            then (select count(*)
+                    from gate_route as r
+                   cross join live as l
+                      on l.route_id = r.route_id
+                     and l.ready
+                     and l.public_state = 'waiting'
+                     and l.attempt_state = 'attempt_interrupted'
+                   where r.gate_id = g.gate_id)
+                 + (select count(*)
+                      from gate_route as r
+                     cross join live as l
+                        on l.route_id = r.route_id
+                       and l.public_state in ('suspended', 'resumable', 'waiting', 'delayed',
+                                              'rate_limited', 'waiting_children')
+                       and not (l.ready and l.public_state = 'waiting')
+                       and l.attempt_state = 'attempt_interrupted'
+                       and coalesce(l.granted_until_ms < :clock, 1)
+                     where r.gate_id = g.gate_id)
+            else 0
+       end as kept,
        case when not (:counts_all or coalesce(p.active_concurrency_cap, 0) > 0) then 0
             else (select count(*)
                     from admission as a
