@@ -28,6 +28,7 @@ from benchmarks import (
     retention,
     routing,
     sdk,
+    server,
     streams,
     suspension,
 )
@@ -50,23 +51,24 @@ SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "limits": limits.measure,
     "retention": retention.measure,
     "routing": routing.measure,
+    "server": server.measure,
 }
 
 
 async def main(sections: Sequence[str], scale: Scale) -> None:
-    server = start_server(durable=True)
+    postgres = start_server(durable=True)
     goals: list[report.Goal] = []
     try:
         busy = [await busy_share()]
-        await wear_in(server.url)
+        await wear_in(postgres.url)
         with tempfile.TemporaryDirectory() as directory:
-            bench = Bench(server.url, Path(directory), await Peer.ready(), scale, goals)
+            bench = Bench(postgres.url, Path(directory), await Peer.ready(), scale, goals)
             for name in sections:
                 report.console.rule(name)
                 await SECTIONS[name](bench)
                 busy.append(await busy_share())
     finally:
-        server.stop()
+        postgres.stop()
         # Those of the sections so far, if one failed or the run was interrupted.
         report.goals(goals)
     report.busy(max(busy))

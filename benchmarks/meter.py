@@ -114,6 +114,11 @@ async def busy_share(seconds: float = 1.0) -> float:
     return 1 - (idle_after - idle) / (total_after - total)
 
 
+def process_ticks(pid: int) -> int:
+    """User and system time of one process."""
+    return sum(_ticks(pid, reaped=False))
+
+
 def _stat(pid: int) -> list[str]:
     """Fields of `/proc/<pid>/stat` from the third on; the second may contain spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

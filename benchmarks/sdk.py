@@ -134,6 +134,6 @@ async def sleeping_memory(url: str) -> str:
     return f"{grown / 1024**2:.0f} MiB, {grown / SLEEPS / 1024:.1f} KiB each"
 
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+def resident_bytes(process: str = "self") -> int:
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

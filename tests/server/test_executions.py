@@ -1,13 +1,15 @@
 """Executions over HTTP: the reference's routes and shapes, and what this server adds."""
 
+import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import httpx
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.creation import NewExecution
+from flowfabric.core.creation import Checked, NewExecution
+from flowfabric.core.results import CreateResult
 from tests.conformance.given import NOBODY, UNKNOWN_ID, WORKER, Given
 
 REFERENCE = {
@@ -71,6 +73,35 @@ async def test_payloads_come_in_three_forms(
     context = await engine.read_execution_context(await create(http, **fields))
 
     assert (context.input_payload, context.payload_encoding) == (stored, encoding)
+
+
+async def test_those_created_at_once_are_committed_together(
+    http: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[int] = []
+
+    async def counting(checked: Sequence[Checked], *, key_wait_ms: int) -> list[CreateResult]:
+        commits.append(len(checked))
+        return await Engine.create_checked(engine, checked, key_wait_ms=key_wait_ms)
+
+    monkeypatch.setattr(engine, "create_checked", counting)
+    bodies: list[dict[str, object]] = [
+        {"execution_kind": "demo", "input_json": number} for number in range(20)
+    ]
+    bodies[3]["idempotency_key"] = bodies[4]["idempotency_key"] = "same"
+    bodies[5]["lane_id"] = ""
+
+    answers = await asyncio.gather(*(http.post("/v1/executions", json=each) for each in bodies))
+
+    statuses = [each.status_code for each in answers]
+    assert sorted(statuses[3:6]) == [200, 201, 400]
+    assert statuses[5] == 400
+    assert statuses[:3] + statuses[6:] == [201] * 17
+    ids = [next(iter(each.json().values()))["execution_id"] for each in answers if each.is_success]
+    assert len(set(ids)) == 18
+    contexts = [await engine.read_execution_context(each) for each in ids[5:]]
+    assert [each.input_payload for each in contexts] == [b"%d" % each for each in range(6, 20)]
+    assert len(commits) < 10
 
 
 async def test_many_are_created_together_or_not_at_all(http: httpx.AsyncClient) -> None:

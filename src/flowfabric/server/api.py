@@ -18,6 +18,8 @@ from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Sen
 from msgspec import Struct
 
 from flowfabric.core.checks import visible
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, Unavailable
 from flowfabric.run import Endings
@@ -36,6 +38,7 @@ from flowfabric.server.problems import (
     on_refusal,
 )
 from flowfabric.server.routing import get
+from flowfabric.submission import Submissions
 from flowfabric.version import __version__
 
 access_log = logging.getLogger("flowfabric.access")
@@ -165,6 +168,22 @@ async def alive() -> Health:
     return Health(status="ok")
 
 
+class GroupingEngine(Engine):
+    """The engine of many callers: executions that they create at once are committed together."""
+
+    def __init__(self, engine: Engine) -> None:
+        vars(self).update(vars(engine))
+        self._submissions = Submissions(engine)
+
+    async def create_execution(self, request: NewExecution) -> CreateResult:
+        """The same for each caller as if he were alone."""
+        return await self._submissions.submit(self.check_request(request))
+
+    async def settle(self) -> None:
+        """Wait until everybody has been answered."""
+        await self._submissions.close()
+
+
 def create_app(
     connect: Callable[[], AbstractAsyncContextManager[Engine]],
     config: ServerConfig = CLOSED,
@@ -173,8 +192,8 @@ def create_app(
 
     @asynccontextmanager
     async def opened(app: Litestar) -> AsyncIterator[None]:
-        async with connect() as engine:
-            endings = Endings(engine)
+        async with connect() as connected:
+            engine, endings = GroupingEngine(connected), Endings(connected)
             app.state.engine, app.state.endings = engine, endings
             app.state.waiting = Waiting(config.waiting_max)
             app.state.access = Access(engine, anybody=config.anybody)
@@ -182,6 +201,7 @@ def create_app(
             try:
                 yield
             finally:
+                await engine.settle()
                 await endings.close()
 
     return Litestar(
