@@ -29,7 +29,7 @@ from flowfabric.engine.waitpoints import Inbox
 from flowfabric.errors import Unavailable
 from flowfabric.registry import check_calls, check_task
 from flowfabric.run import Run
-from flowfabric.signals import SignalToken, deliver, send, token_for
+from flowfabric.signals import SignalToken, deliver, send, send_named, token_for
 from flowfabric.store.base import drive
 from flowfabric.streams import Frame
 from flowfabric.submission import check_options, read_submission
@@ -114,7 +114,7 @@ class Blocking:
         here = self.here
         opened = here._open()
         checked = opened.engine.named_execution_id(execution_id, here.namespace)
-        run = Run(opened, task, checked, namespace=here.namespace)
+        run = Run(opened, task, checked, namespace=here.namespace, called=execution_id)
         return BlockingRun(here, run)
 
     def events(
@@ -396,7 +396,7 @@ class BlockingSignals:
         """Send a signal as an operator, without a token; see `Signals.send`."""
         return self._blocking.sending(
             connection,
-            lambda engine: send(
+            lambda engine: send_named(
                 engine,
                 execution_id,
                 name,

@@ -35,7 +35,7 @@ class Feed:
 
         From `now` on, from the `start` of the log, or after the cursor of an event: whoever
         keeps that goes on there, in any process. `category` is `completion`, `lease`, `signal`,
-        `operator` or `tag`; `task` is one, or its name.
+        `operator` or `tag`; `task` is one, or its name; `execution_id` is what `App.run` takes.
         """
         opened = await self.open()
         subscription = await subscribe(
@@ -67,7 +67,9 @@ async def subscribe(
     return await engine.subscribe_events(
         after={NOW: "", START: "0"}.get(after, after),
         namespace=namespace,
-        execution_id=execution_id,
+        execution_id=None
+        if execution_id is None
+        else engine.named_execution_id(execution_id, namespace),
         kind=_kind(task),
         category=category,
         tag=tag,

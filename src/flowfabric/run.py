@@ -321,6 +321,7 @@ class Run(Generic[R_co]):
             idempotency_key=idempotency_key,
             namespace=self._namespace,
             keep=keep,
+            called=self._called,
         )
 
     async def accept_changes(self) -> None:

@@ -232,13 +232,11 @@ async def deliver(
         )
 
 
-async def token_for(
-    engine: Engine, execution_id: str, name: str, *, namespace: str | None = None
-) -> SignalToken:
-    """The token of the waitpoint an execution has open under a name."""
+async def token_for(engine: Engine, named: str, name: str, *, namespace: str) -> SignalToken:
+    """The token of the waitpoint that an execution, by whichever of its ids, has open."""
     check_name(name)
-    if namespace is not None:
-        await check_namespace(engine, execution_id, namespace)
+    execution_id = engine.named_execution_id(named, namespace)
+    await check_namespace(engine, execution_id, namespace, named)
     found = await _open_waitpoints(engine, execution_id)
     fitting = [each for each in found if each.waitpoint_key == name]
     # What is waited for now comes before what was made for later.
@@ -275,8 +273,12 @@ async def send(
     idempotency_key: str | None = None,
     namespace: str | None = None,
     keep: bool = True,
+    called: str | None = None,
 ) -> SignalResult:
-    """Send to an execution: with a token, or without one as an operator."""
+    """Send to an execution: with a token, or without one as an operator.
+
+    One that is not there is named as it was `called`.
+    """
     if token is not None:
         return await deliver(
             engine,
@@ -290,17 +292,45 @@ async def send(
         )
     check_name(name)
     with everything_within(SIGNAL_PATIENCE_S):
-        return await engine.deliver_operator_signal(
-            execution_id,
-            name,
-            signal_name=name,
-            keep=keep,
-            payload=encode_payload(payload),
-            source_type=OPERATOR,
-            source_identity=source,
-            idempotency_key=idempotency_key,
-            namespace=namespace,
-        )
+        try:
+            return await engine.deliver_operator_signal(
+                execution_id,
+                name,
+                signal_name=name,
+                keep=keep,
+                payload=encode_payload(payload),
+                source_type=OPERATOR,
+                source_identity=source,
+                idempotency_key=idempotency_key,
+                namespace=namespace,
+            )
+        except NotFound as error:
+            raise NotFound(error.entity, called or execution_id) from None
+
+
+async def send_named(
+    engine: Engine,
+    named: str,
+    name: str,
+    payload: object = None,
+    *,
+    source: str = "",
+    idempotency_key: str | None = None,
+    namespace: str,
+    keep: bool = True,
+) -> SignalResult:
+    """The same without a token, to an execution by whichever of its ids."""
+    return await send(
+        engine,
+        engine.named_execution_id(named, namespace),
+        name,
+        payload,
+        source=source,
+        idempotency_key=idempotency_key,
+        namespace=namespace,
+        keep=keep,
+        called=named,
+    )
 
 
 class Signals:
@@ -350,9 +380,12 @@ class Signals:
         keep: bool = True,
         connection: object = None,
     ) -> SignalResult:
-        """Send a signal as an operator, without a token; see `Run.signal`."""
+        """Send a signal as an operator, without a token; see `Run.signal`.
+
+        `execution_id` is the id in full, the uuid, or your own id, as for `App.run`.
+        """
         engine = engine_on(await self._engine(), connection)
-        return await send(
+        return await send_named(
             engine,
             execution_id,
             name,

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 
 import aiosqlite
 import asyncpg
@@ -11,11 +12,12 @@ import pytest
 from flowfabric import App, Context, Engine, EngineConfig, Run, Task
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.records import Execution
+from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
 from flowfabric.store.base import Transaction
-from tests.apps import working
+from tests.apps import reached, working
 from tests.conformance.given import UNKNOWN_ID
 
 
@@ -107,7 +109,13 @@ async def test_a_run_that_is_not_there_is_named_as_it_was_asked_for(app: App) ->
     def task() -> None: ...
 
     run = app.run(task, "order-43")
-    for ask in (run.result, run.state, run.snapshot, run.why, run.cancel):
+    asks = (run.result, run.state, run.snapshot, run.why, run.cancel)
+    for ask in (
+        *asks,
+        partial(run.signal, "go"),
+        partial(app.signals.send, "order-43", "go"),
+        partial(app.signals.token, "order-43", "go"),
+    ):
         with pytest.raises(NotFound, match=r"^execution not found: order-43$"):
             await ask()
 
@@ -123,8 +131,49 @@ async def test_an_id_with_another_partition_is_refused_with_the_right_one(app: A
         for ask in (app, app.blocking):
             with pytest.raises(InvalidInput, match=re.escape(problem + right)):
                 await asyncio.to_thread(ask.run, task, wrong)
+        for ask_for in (app.signals.send, app.signals.token):
+            with pytest.raises(InvalidInput, match=re.escape(problem + right)):
+                await ask_for(wrong, "go")
+        for wait_for in (app.blocking.signals.send, app.blocking.signals.token):
+            with pytest.raises(InvalidInput, match=re.escape(problem + right)):
+                await asyncio.to_thread(wait_for, wrong, "go")
+        with pytest.raises(InvalidInput, match=re.escape(problem + right)):
+            await anext(app.events(execution_id=wrong))
     finally:
         app.blocking.close()
+
+
+async def test_signals_and_events_take_whichever_id_a_run_is_known_by(app: App) -> None:
+    @app.task(keep="1d")
+    async def gather(ctx: Context) -> list[object]:
+        return [(await ctx.wait_for_signal("part")).payload for _ in range(4)]
+
+    async with working(app):
+        run = await app.submit(gather, execution_id="order-42")
+        names = (run.execution_id, uuid_of(run.execution_id), "order-42")
+        for number, name in enumerate(names):
+            await app.signals.send(name, "part", number)
+        try:
+            await asyncio.to_thread(app.blocking.signals.send, "order-42", "part", 3)
+        finally:
+            app.blocking.close()
+        assert await run.result(timeout="20s") == [0, 1, 2, 3]
+    for name in names:
+        told = await anext(app.events(after="start", execution_id=name))
+        assert told.event.execution_id == run.execution_id
+
+
+async def test_a_token_is_found_by_whichever_id_a_run_is_known_by(app: App) -> None:
+    @app.task(keep="1d")
+    async def gate(ctx: Context) -> None:
+        await ctx.wait_for_signal("go")
+
+    async with working(app):
+        run = await app.submit(gate, execution_id="order-42")
+        await reached(run, PublicState.SUSPENDED)
+        for name in (run.execution_id, uuid_of(run.execution_id), "order-42"):
+            token = await app.signals.token(name, "go")
+            assert token.execution_id == run.execution_id
 
 
 async def test_a_child_that_is_gone_is_told_to_its_parent(app: App) -> None:
