@@ -8,12 +8,15 @@ from flowfabric.core.bounds import SWEEP_BATCH
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
 from flowfabric.core.states import BlockingReason, EligibilityState, OwnershipState
 from flowfabric.core.workers import (
+    EVERYWHERE,
     NotRegistered,
     Refreshed,
     Registered,
+    RegisteredWorker,
     WorkerDead,
     WorkerEntry,
     WorkerEventKind,
+    decide_heartbeat,
 )
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.workers import LaneCounts
@@ -41,6 +44,11 @@ async def register(engine: Engine, **fields: object) -> Registered | Refreshed:
     return answer
 
 
+async def stored(engine: Engine) -> RegisteredWorker | None:
+    key = (EVERYWHERE, INSTANCE)
+    return await engine.store.read(lambda reader: reader.get_one(RegisteredWorker, key))
+
+
 async def told(engine: Engine) -> list[tuple[str, str, str]]:
     events = await engine.list_worker_events()
     return sorted((each.worker_instance_id, each.event_kind, each.reason) for each in events)
@@ -51,6 +59,18 @@ async def names(
 ) -> list[str]:
     page = await engine.list_workers(namespace=namespace, include_expired=include_expired)
     return [each.worker_instance_id for each in page.workers]
+
+
+@pytest.mark.parametrize("silent_ms", [0, 1, TTL_MS - 1, TTL_MS, TTL_MS + 1])
+async def test_a_heartbeat_is_what_the_rule_decides(
+    engine: Engine, clock: SettableClock, silent_ms: int
+) -> None:
+    await register(engine, lane_ids=["b", "a"], capabilities=["gpu"], kinds=["work"])
+    before = await stored(engine)
+    now_ms = clock.advance(ms=silent_ms)
+    decision = decide_heartbeat(before, now_ms)
+    assert await engine.heartbeat_worker(INSTANCE) == decision.answer
+    assert await stored(engine) == next(iter(decision.changes.updates), before)
 
 
 # Coming and staying -----------------------------------------------------------

@@ -76,6 +76,8 @@ PAGE: Final = 256
 LOOK_AGAIN_S: Final = 2.0
 LOOK_AGAIN_MAX_S: Final = 5.0
 """How often to look without a hint: leases that are given, kept and released are not hinted."""
+LOST_HINT_S: Final = 10.0
+"""The same where all that is waited for is hinted: hints may be lost."""
 LOOK_GAP_S: Final = 0.01
 LOOK_TIMEOUT_S: Final = 5.0
 AFTER_ERROR_S: Final = 0.5
@@ -316,7 +318,10 @@ class Subscriptions(unit.Group):
                 log.log(level_of(error), "could not read events; trying again: %s", error)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
-            await self._log.wait(read_cursor(after).event_id)
+            await self._log.wait(
+                read_cursor(after).event_id,
+                hinted=wanted.category not in (None, EventCategory.LEASE),
+            )
 
     async def close_subscriptions(self) -> None:
         await self._log.close()
@@ -380,18 +385,25 @@ class LogWatch:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: dict[asyncio.Event, int] = {}
+        self._unhinted: set[asyncio.Event] = set()
+        """Those of them who wait for events that are not hinted, too."""
         self._hints: HintListener | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def wait(self, after_id: int) -> None:
-        """Until the log reaches past an event; what is there may still have to be waited for."""
+    async def wait(self, after_id: int, *, hinted: bool) -> None:
+        """Until the log reaches past an event; what is there may still have to be waited for.
+
+        `hinted` says that whatever the caller waits for comes with a hint.
+        """
         if self._closed:
             raise errors.Unavailable("subscriptions", "the engine was closed")
         if len(self._waiting) >= SUBSCRIPTIONS_MAX:
             raise errors.ResourceExhausted("subscriptions", SUBSCRIPTIONS_MAX)
         arrived = asyncio.Event()
         self._waiting[arrived] = after_id
+        if not hinted:
+            self._unhinted.add(arrived)
         if self._hints is not None:
             # A new waiter has to look at once.
             self._hints.wake()
@@ -401,6 +413,7 @@ class LogWatch:
             await arrived.wait()
         finally:
             del self._waiting[arrived]
+            self._unhinted.discard(arrived)
 
     async def close(self) -> None:
         """Wake current waiters and refuse new ones."""
@@ -425,7 +438,8 @@ class LogWatch:
                     await asyncio.sleep(AFTER_ERROR_S)
                 await asyncio.sleep(LOOK_GAP_S)
                 if self._waiting:
-                    await hints.look_out(LOOK_AGAIN_S, LOOK_AGAIN_MAX_S)
+                    at_most_s = LOOK_AGAIN_MAX_S if self._unhinted else LOST_HINT_S
+                    await hints.look_out(LOOK_AGAIN_S, at_most_s)
 
     async def _look(self) -> bool:
         last_id = await self._store.read(_last_id)

@@ -253,7 +253,10 @@ async def gate_facts(reader: Reader, route_id: int) -> tuple[gates.GateFacts, ..
 # Claiming -------------------------------------------------------------------
 
 ASK_AGAIN_S: Final = 1.0
-"""How long a process without limited work goes on without asking whether there is any."""
+"""How long a process goes on without asking whether there is limited work."""
+ASK_AGAIN_MAX_S: Final = 60.0
+"""The same for one that had none when it asked last, and that hints tell of the first: for hints
+that are lost."""
 STEPS_MAX: Final = 1_000
 """Routes one claim looks at."""
 ROUNDS_MAX: Final = 4
@@ -374,7 +377,9 @@ class GatedClaims:
                 self._known.clear()
             known = self._known[query] = Known()
         now_s = time.monotonic()
-        if known.asked_at_s is None or now_s - known.asked_at_s > ASK_AGAIN_S:
+        is_told = self._store.hints_are_live and not known.is_there
+        again_s = ASK_AGAIN_MAX_S if is_told else ASK_AGAIN_S
+        if known.asked_at_s is None or now_s - known.asked_at_s > again_s:
 
             async def body(reader: Reader) -> Sequence[Row]:
                 return await reader.select("has_gated", lanes=query.lanes, kinds=query.kinds)

@@ -471,7 +471,6 @@ class StreamWatch:
             self._parked[key].discard(hints)
             if not self._parked[key]:
                 del self._parked[key]
-                self._seen.pop(key, None)
 
     async def close(self) -> None:
         """Parked tails return with what there is, as if their time was over."""
@@ -500,6 +499,8 @@ class StreamWatch:
 
     async def _look(self) -> bool:
         asked, found_any = list(self._parked), False
+        # A tail that parks again meanwhile has read since: it need not be woken for what was seen.
+        self._seen = {key: self._seen[key] for key in asked if key in self._seen}
         for start in range(0, len(asked), BATCH_MAX):
             some = asked[start : start + BATCH_MAX]
             found = await self._store.read(partial(standing_of, keys=some))

@@ -6,6 +6,7 @@ comes. One that is marked dead gives its leases back at once. Time forgets those
 
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
@@ -125,20 +126,15 @@ class Workers(unit.Group):
         self, worker_instance_id: str, *, namespace: str | None = None
     ) -> workers.Refreshed | workers.NotRegistered:
         """Say that a worker is alive. `NotRegistered`: it has to register again."""
-        key = _key(worker_instance_id, namespace)
-
-        async def body(
-            tx: Transaction,
-        ) -> tuple[workers.Refreshed | workers.NotRegistered, RegisteredWorker | None]:
-            before = await _lock(tx, key)
-            decision = workers.decide_heartbeat(before, await tx.now_ms())
-            await tx.save(decision.changes)
-            return decision.answer, before
-
-        answer, worker = await self.store.transact(body)
-        if worker is not None and isinstance(answer, workers.Refreshed):
-            await self._free_for(_offer(worker))
-        return answer
+        found_in, instance_id = _key(worker_instance_id, namespace)
+        rows = await self.store.execute_alone(
+            "refresh_worker", namespace=found_in, worker_instance_id=instance_id
+        )
+        if not rows:
+            return workers.NotRegistered()
+        (worker,) = msgspec.convert(rows, list[RegisteredWorker])
+        await self._free_for(_offer(worker))
+        return workers.Refreshed(expires_at_ms=worker.expires_at_ms)
 
     async def mark_worker_dead(
         self,

@@ -11,6 +11,8 @@ from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed, Created
 from flowfabric.core.waitpoints import FreshWaitpoint
+from flowfabric.core.workers import Refreshed
+from flowfabric.engine import gates
 from flowfabric.engine.suspensions import SuspendOutcome
 
 SUSPENSION_ID = "00000000-0000-4000-8000-00000000000a"
@@ -98,6 +100,35 @@ async def test_asking_what_is_due(engine: Engine, claimed: Claimed, sent: list[s
     sent.clear()
     assert "lease_expiry" in await engine.next_due()
     assert len(sent) == 1, sent
+
+
+async def test_a_worker_says_that_it_is_alive(engine: Engine, sent: list[str]) -> None:
+    """Every idle worker does, and frees what was kept back for one like it."""
+    await engine.register_worker(
+        ["default"], worker_id="w", worker_instance_id="w-1", liveness_ttl_ms=60_000
+    )
+    sent.clear()
+    assert isinstance(await engine.heartbeat_worker("w-1"), Refreshed)
+    assert len(sent) == 2, sent
+
+
+async def test_an_idle_worker_is_told_of_limits(
+    engine: Engine, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While hints arrive it need not ask for the first; while they do not, it asks."""
+    monkeypatch.setattr(gates, "ASK_AGAIN_S", -1.0)
+
+    async def asked() -> int:
+        sent.clear()
+        assert await engine.claim(worker_id="w", worker_instance_id="w-1") is None
+        return len(sent)
+
+    assert [await asked(), await asked()] == [2, 2]
+    with engine.store.hints(["nothing"]) as hints:
+        while not engine.store.hints_are_live:
+            await hints.wait(1)
+    # Whatever was hinted before may have been missed.
+    assert [await asked(), await asked(), await asked()] == [2, 1, 1]
 
 
 async def test_a_pause_and_a_signal_by_name(
