@@ -6,9 +6,10 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import httpx
 import pytest
 
-from flowfabric import App, Context, Engine, connect, errors, remote
+from flowfabric import App, Context, Engine, Retry, connect, errors, remote
 from flowfabric.connection import migrate
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Completed
@@ -24,6 +25,7 @@ from flowfabric.server.api import ServerConfig
 from tests.apps import PATIENCE_S, reached, working
 from tests.proxy import CHUNK_BYTES, Proxy
 from tests.server.conftest import serving
+from tests.server.test_streams import events_of
 
 OPEN = ServerConfig(anybody="without_tokens")
 
@@ -154,6 +156,42 @@ async def test_events_are_told(app: App) -> None:
             await asyncio.sleep(0)
 
     assert (await coming).event.event_type
+
+
+async def test_a_page_learns_which_attempts_words_of_a_step_to_keep(app: App) -> None:
+    heard = asyncio.Event()
+
+    async def write(ctx: Context) -> None:
+        await ctx.emit("kept")
+
+    @app.task(retry=Retry(max_retries=1, delay=0))
+    async def speak(ctx: Context) -> None:
+        await ctx.step("write", write, ctx)
+        await ctx.emit("said")
+        if not heard.is_set():
+            await heard.wait()
+            raise RuntimeError("once more")
+
+    run = await app.submit(speak)
+    told = []
+    async with (
+        working(app),
+        httpx.AsyncClient(base_url=app.url, timeout=PATIENCE_S) as client,
+        client.stream("GET", f"/v1/executions/{run.execution_id}/stream") as answer,
+    ):
+        async for event in events_of(answer):
+            if event.name == "end":
+                break
+            told.append((event.name, event.data["text"], event.data.get("kept_steps")))
+            if event.data["text"] == "said":
+                heard.set()
+
+    assert told == [
+        ("message", "kept", None),
+        ("message", "said", None),
+        ("superseded", "", {"write": 0}),
+        ("message", "said", None),
+    ]
 
 
 async def test_hints_arrive(app: App, database: Engine) -> None:

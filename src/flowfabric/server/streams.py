@@ -164,7 +164,7 @@ def _frame(frame: Frame) -> ServerSentEventMessage:
     name = "message"
     if frame.take_over is not None:
         name = frame.kind
-        data["kept_steps"] = sorted(frame.take_over.kept_steps)
+        data["kept_steps"] = dict(frame.take_over.kept_steps)
     return ServerSentEventMessage(
         id=frame.cursor, event=name, data=msgspec.json.encode(data).decode()
     )
