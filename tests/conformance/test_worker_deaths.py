@@ -7,7 +7,6 @@ from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
-from flowfabric.errors import LeaseConflict, LeaseExpired
 from flowfabric.testing import SettableClock
 from tests.conformance.given import WORKER, Given
 
@@ -120,40 +119,3 @@ async def test_a_replay_counts_anew(engine: Engine, given: Given, clock: Settabl
         await lose(engine, clock)
 
     assert await claim(engine) is not None
-
-
-@pytest.mark.parametrize("claimed_again", [False, True])
-async def test_a_worker_that_asks_after_its_lease_ran_out_has_not_died(
-    engine: Engine, given: Given, clock: SettableClock, claimed_again: bool
-) -> None:
-    execution_id = await given.waiting()
-    late: Claimed | None = None
-    for _ in range(9):
-        claimed = await claim(engine)
-        assert claimed is not None
-        if claimed_again and late is not None:
-            await hand_back_late(engine, late)
-        await lose(engine, clock)
-        if not claimed_again:
-            await hand_back_late(engine, claimed)
-        late = claimed
-    assert await engine.read_execution_state(execution_id) is PublicState.ACTIVE
-
-
-async def hand_back_late(engine: Engine, claimed: Claimed) -> None:
-    (refused,) = await engine.hand_back_many([claimed.handle], reason="late")
-    assert isinstance(refused, LeaseConflict | LeaseExpired)
-
-
-async def test_only_the_holder_before_can_tell_that_it_lives(
-    engine: Engine, given: Given, clock: SettableClock
-) -> None:
-    execution_id = await given.waiting()
-    first = await claim(engine)
-    assert first is not None
-    for _ in range(2):
-        await lose(engine, clock)
-        assert await claim(engine) is not None
-    await hand_back_late(engine, first)
-    await lose(engine, clock)
-    assert await engine.read_execution_state(execution_id) is PublicState.FAILED

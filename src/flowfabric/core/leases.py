@@ -13,7 +13,6 @@ writes it down.
 A lost lease, expired or revoked, leaves the execution active and ready: the
 next claim continues it with a new attempt, counted against the policy's
 `max_reclaim_count`, and `max_worker_deaths` if it expired and its worker may be dead.
-One that asks for anything afterwards is not: deaths are counted in a row, from there on.
 """
 
 from collections.abc import Mapping
@@ -76,38 +75,15 @@ def check_fence(subject: transitions.Subject, fence: Fence | None, now_ms: int) 
     """Raise unless `fence` is the live lease of an active execution.
 
     Without a fence (an operator acting for the worker) only the comparison is
-    left out. An expired lease is noted on the way: the refusal carries it. So is that a
-    holder taken for dead is alive, since it can still ask.
+    left out. An expired lease is noted on the way: the refusal carries it.
     """
-    execution = subject.execution
-    holds = fence is not None and fence.lease_id == execution.lease_id
     try:
-        check_holder(execution, fence, now_ms)
-    except errors.FlowFabricError as error:
-        expires = isinstance(error, errors.LeaseExpired)
-        if expires and execution.ownership_state not in LOST_LEASE:
-            changes = note_expired(subject, now_ms, died=not holds)
-        elif execution.worker_deaths > 0 and (holds or _held_before(execution, fence)):
-            spared = transitions.change(execution, now_ms, worker_deaths=0)
-            changes = transitions.Changes(updates=(spared,))
-        elif expires:
-            changes = transitions.Changes()
-        else:
-            raise
+        check_holder(subject.execution, fence, now_ms)
+    except errors.LeaseExpired as error:
+        # A holder that can still ask is alive.
+        died = fence is None or fence.lease_id != subject.execution.lease_id
+        changes = note_expired(subject, now_ms, died=died)
         raise transitions.Refusal(error, changes) from error
-
-
-def _held_before(execution: Execution, fence: Fence | None) -> bool:
-    """Whether this holder had the lease that was lost before the present one.
-
-    While deaths are counted, each lease follows a lost one.
-    """
-    return (
-        fence is not None
-        and fence.by_handle
-        and execution.ownership_state is OwnershipState.LEASED
-        and fence.lease_epoch == execution.lease_epoch - 1
-    )
 
 
 def check_holder(execution: Execution, fence: Fence | None, now_ms: int) -> None:

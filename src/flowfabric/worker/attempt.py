@@ -234,8 +234,7 @@ class RunningAttempt:
                 self._shared.reports.completions.hand_in(result, partial(self._answered, result))
 
     async def _hand_back_late(self) -> None:
-        """What was not renewed in time is handed back if the store, whose clock decides, agrees;
-        if not, it hears that this worker is alive, and counts no death."""
+        """What was not renewed in time; the store, whose clock decides, counts no death then."""
         with suppress(errors.FlowFabricError), statements_within(self.lease.ttl_s):
             engine = self._shared.engine
             await engine.hand_back_many([self.lease.handle], reason="it was not renewed in time")
