@@ -1,6 +1,7 @@
 """What every test may use: a Postgres server, databases on it, and a tally of stores."""
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -37,6 +38,12 @@ class WorkerNode(Protocol):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest tests, so that no process is left with one of them in the end."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
+
+
+def pytest_configure() -> None:
+    """Keep files in memory if there is room: a disk makes each commit to one wait."""
+    if memory := postgres.memory():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 @pytest.hookimpl(optionalhook=True)

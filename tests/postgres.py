@@ -92,7 +92,7 @@ def start_bundled(*, durable: bool = False, standby_of: str | None = None) -> Se
     One that is a standby starts as a copy of the server at that URL, started likewise, and
     follows it.
     """
-    home, storage = _temporary(None), _temporary(None if durable else _memory())
+    home, storage = _temporary(None), _temporary(None if durable else memory())
     account = _unprivileged(home, storage)
     programs = _reachable_programs(home, account)
     port = _free_port()
@@ -172,7 +172,7 @@ def _temporary(parent: Path | None) -> Path:
     return Path(tempfile.mkdtemp(prefix="flowfabric-postgres-", dir=parent))
 
 
-def _memory() -> Path | None:
+def memory() -> Path | None:
     """A folder in memory with enough room, or none."""
     if not os.access(_MEMORY, os.W_OK):
         return None
