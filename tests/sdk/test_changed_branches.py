@@ -146,3 +146,27 @@ async def test_branches_added_after_all_stored_steps_run(shop: Shop) -> None:
     execution_id = await shop.in_flight()
     assert await shop.finishes(added, execution_id) == "ship"
     assert set(shop.done.values()) == {1}
+
+
+async def test_a_call_given_up_by_chance_is_no_sign_of_changed_code(shop: Shop) -> None:
+    """A time that is up in one run and not in another leaves open what comes next."""
+    late = False
+
+    async def timed(ctx: Context) -> None:
+        try:
+            async with asyncio.timeout(0 if late else None):
+                await ctx.step("charge", shop.effect, "charge")
+        except TimeoutError:
+            await ctx.step("defer", shop.effect, "defer")
+
+    async def handler(ctx: Context) -> str:
+        await asyncio.gather(timed(ctx), mail(shop, ctx, "ada"))
+        await ctx.step("note", shop.effect, "note")
+        await ctx.wait_for_signal("packed")
+        return str(await ctx.step("ship", shop.effect, "ship"))
+
+    execution_id = await shop.in_flight(handler)
+    late = True
+    assert await shop.finishes(handler, execution_id) == "ship"
+    assert set(shop.done.values()) == {1}
+    assert "defer" in shop.done

@@ -382,9 +382,13 @@ class Journal:
         A handler that was told to stop sees nothing more. A call that never had its place, or
         whose outcome is stored, ends the same way in every run.
         """
+        given_up = is_cancelled(error)
+        if given_up and not self.closed:
+            # When, or whether at all, is for a timer to say as a rule.
+            self.is_uncertain()
         if self.closed or not call.key or call.refusal or call.is_stored:
             return
-        if is_cancelled(error):
+        if given_up:
             call.line.pend(call, GIVEN_UP)
         elif not call.has_result:
             try:

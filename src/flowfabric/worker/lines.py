@@ -529,7 +529,7 @@ class Line:
             # What is called inside of a name is called by the task around it.
             line = line.parent if line.is_named else None
         # What it failed with is for whoever awaits it to retrieve.
-        cut_off = task.cancelled() or getattr(task, "_exception", None) is not None
+        cut_off = task.cancelled() or getattr(task, "_exception", task) is not None
         self.journal.task_ended(self, cut_off=cut_off)
 
     def left(self) -> None:

@@ -2,7 +2,8 @@
 
 There is no asking a task. One that is at a lock, an event or a queue of asyncio, or awaits another
 task of the handler, waits for its like; whatever else a task waits for, a request or a timer,
-is work.
+is work. Some of it only private parts of asyncio tell, which another version or event loop may not
+have: then nothing is said to be in order.
 """
 
 import asyncio
@@ -85,7 +86,7 @@ class OwnTasks:
         if not inner:
             return False
         last = inner[-1]
-        if _is_from(last, taskgroups.__file__, "__aexit__"):
+        if _is_from(last, taskgroups.__file__, "__aexit__", "_aexit"):
             return True
         if _is_from(last, tasks.__file__, "wait_for"):
             # When its time is up, it gives up the calls of what it waits for.
@@ -127,9 +128,11 @@ def _awaited_in(running: object) -> "list[CoroutineType[object, object, object]]
     return found
 
 
-def _is_from(coroutine: "CoroutineType[object, object, object]", filename: str, name: str) -> bool:
+def _is_from(
+    coroutine: "CoroutineType[object, object, object]", filename: str, *names: str
+) -> bool:
     code = coroutine.cr_code
-    return code.co_filename == filename and code.co_name == name
+    return code.co_filename == filename and code.co_name in names
 
 
 def _local(coroutine: "CoroutineType[object, object, object]", name: str) -> object:
