@@ -2,7 +2,8 @@
 
 The same rows for both dialects. Times are counted from `START_MS`; at `NOW_MS` five
 hundred rows of each kind are due. At the head of the lane `main` stand crowds that the
-worker in question cannot serve: work that needs `gpu`, and work of the kind `video`.
+worker in question cannot serve: work that needs `gpu`, and work of the kind `video`. In the lane
+`limited` one tenant has a crowd behind a limit that is full, and another one has a little.
 """
 
 import json
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from flowfabric import Engine
 from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.ids import FIRST_UUID, make_execution_id, uuid_of
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
@@ -84,6 +86,12 @@ LOST_LEASES = LEASED | {
 }
 WAITING = {"created_at_ms": "t.created_at_ms + n"}
 FIRST = WAITING | {"priority": "9000"}
+HELD = LEASED | {"lease_expires_at_ms": "t.created_at_ms + 10000000", "attempt_deadline_ms": "null"}
+LIMIT = "per-tenant"
+
+
+def gate(tenant: str) -> GateName:
+    return GateName(GateOwner.QUOTA, policy_id_of("default", LIMIT), tenant)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +105,13 @@ class Group:
     lane: str = "main"
     needs: tuple[str, ...] = ()
     namespace: str = "default"
+    tenant: str = ""
+    """Under a limit of one at a time for each."""
 
     async def template(self, engine: Engine) -> str:
         """The uuid of an execution like those of the group."""
+        if self.tenant:
+            await engine.set_limit(LIMIT, active_concurrency_cap=1)
         created = await engine.create_execution(
             NewExecution(
                 execution_kind=self.kind,
@@ -107,6 +119,7 @@ class Group:
                 lane_id=self.lane,
                 namespace=self.namespace,
                 policy={"routing_requirements": {"required_capabilities": list(self.needs)}},
+                gates=[gate(self.tenant)] if self.tenant else [],
             )
         )
         assert isinstance(created, Created)
@@ -122,6 +135,9 @@ def groups(crowd: int) -> Iterator[Group]:
     yield Group(0xB, READY, "mail", WAITING, lane="quiet")
     yield Group(0xC1, crowd, "mail", FIRST, needs=("gpu",))
     yield Group(0xC2, crowd, "video", FIRST)
+    yield Group(0xD1, crowd, "sync", FIRST, lane="limited", tenant="large")
+    yield Group(0xD2, 1, "sync", HELD, lane="limited", tenant="large")
+    yield Group(0xD3, READY, "sync", WAITING, lane="limited", tenant="small")
 
 
 def id_of(salt: int, n: int) -> tuple[int, str]:
@@ -305,9 +321,36 @@ LIST: Parameters = {
 }
 COMPLETED = [PublicState.COMPLETED.value]
 ANY_STATE = [state.value for state in PublicState]
-ROUTES = 6
+ROUTES = 8
 CROWDED_ROUTE = 6
 """Of the kind `video`; routes are numbered in the order of `groups`."""
+LARGE_ROUTE, SMALL_ROUTE = 7, 8
+"""Of the tenants."""
+
+
+def limited_claims() -> Iterator[Question]:
+    """What a claim of limited work asks, behind a crowd that may not start and in it."""
+    parameters = claim("limited", 10, "sync").parameters
+    search: Parameters = {
+        "namespace": "default",
+        "lanes": ["limited"],
+        "kinds": ["sync"],
+        "capabilities": [],
+        "after": 0,
+        "limit": 16,
+        "steps_max": 1_000,
+        "clock": NOW_MS,
+    }
+    yield Question("find_gated", search, 4, 2)
+    both = [gate(tenant).gate_id for tenant in ("large", "small")]
+    yield Question(
+        "gates_in_use", {"gate_ids": both, "counts_all": False, "clock": NOW_MS}, len(both), 2
+    )
+    for route_id, starts in ((SMALL_ROUTE, 10), (LARGE_ROUTE, 10), (LARGE_ROUTE, 0)):
+        allowed = json.dumps([{"route_id": route_id, "slots": 10, "starts": starts}])
+        label = f"{starts} of route {route_id} under a limit"
+        taking: Parameters = parameters | {"kinds": [], "allowed": allowed}
+        yield Question("claim_ready", taking, 10, starts, label)
 
 
 def lists() -> Iterator[Question]:
@@ -334,7 +377,7 @@ def lists() -> Iterator[Question]:
         PAGE,
         PAGE,
     )
-    yield Question("list_lanes", {"after": "", "limit": PAGE}, PAGE, 3)
+    yield Question("list_lanes", {"after": "", "limit": PAGE}, PAGE, 4)
     partition_key, uuid = id_of(LEASED_SALT, 1)
     one: Parameters = {"partition_key": partition_key, "execution_id": uuid}
     yield Question("list_attempts", one, 1, 1)
@@ -401,6 +444,7 @@ def questions(event_ids: int = 1) -> list[Question]:
         claim("main", 10),
         claim("quiet", 10),
         claim("main", 10, "lost"),
+        *limited_claims(),
         Question("best_ready", asked | {"candidates": BATCH, "route_id": None}, 2 * BATCH, 1),
         Question("ready_elsewhere", asked | {"limit": BATCH}, BATCH, BATCH),
         Question("parked_for", asked | {"capabilities": ["gpu"], "limit": BATCH}, 0, 0),

@@ -27,7 +27,7 @@ from tests.store.records import ENDED, an_event, an_execution, save
 LARGE = {
     "execution", "live", "ending", "attempt", "event", "execution_tag", "idempotency_guard",
     "suspension", "waitpoint", "signal", "signal_dedup", "suspend_dedup",
-    "edge", "edge_group", "execution_input",
+    "edge", "edge_group", "execution_input", "gate", "gate_route",
 }  # fmt: skip
 COLUMN = re.compile(r"(\w+) (?:=|<|>|>=|<=) ")
 ROWS = 2_000
@@ -77,6 +77,11 @@ select partition_key, flow_id, execution_id, 0, 1, 1, 0, 0, 0, 0, 'all_of', 'let
 insert into execution_input (partition_key, execution_id, edge_id, resolved_at_ms, replaces_payload,
                              name)
 select partition_key, execution_id, execution_id, 1, true, 'name' from execution;
+insert into gate (gate_id, closed, owner_kind, owner_id, gate_key, starts)
+select execution_id, false, 'quota', 'd7c1f8a4-0000-4000-8000-000000000000', execution_id::text,
+       '[]' from execution;
+insert into gate_route (gate_id, route_id)
+select execution_id, 1000 + row_number() over () from execution;
 """
 
 
