@@ -289,7 +289,8 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         read_flow_summary get_flow_namespace get_flow_tag list_pending_waitpoints list_inbox
         read_stream tail_stream tail_execution read_summary next_events describe_schedule
         list_schedules get_budget_status read_budget_usage_and_limits list_budgets read_limit
-        list_limits list_workers list_worker_events read_quota_policy_limits list_limit_use""",
+        list_limits list_workers list_worker_events read_quota_policy_limits list_limit_use
+        list_children""",
     ),
     (
         _READ,

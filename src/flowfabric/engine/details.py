@@ -25,6 +25,7 @@ from flowfabric.core.ids import (
     Namespace,
     parse_namespace,
     parse_own_id,
+    parse_uuid,
     partition_of,
     uuid_of,
 )
@@ -52,16 +53,30 @@ async def steps_of(reader: Reader, execution_id: ExecutionId) -> tuple[Step, ...
     return tuple(in_order(found))
 
 
-async def children_of(reader: Reader, execution_id: ExecutionId) -> tuple[ChildView, ...]:
-    """At most `PAGE_MAX` of them."""
-    return tuple(
-        await reader.select_as(ChildView, "list_children", parent=execution_id, limit=PAGE_MAX)
+async def children_of(
+    reader: Reader,
+    execution_id: ExecutionId,
+    *,
+    after: tuple[int, str] = (-1, FIRST_UUID),
+    limit: int = PAGE_MAX,
+) -> tuple[ChildView, ...]:
+    """What it submitted after a time and a uuid."""
+    after_ms, after_id = after
+    found = await reader.select_as(
+        ChildView,
+        "list_children",
+        parent=execution_id,
+        after_ms=after_ms,
+        after_id=after_id,
+        limit=limit,
     )
+    return tuple(found)
 
 
 UUID_PART_CHARS_MIN: Final = 4
 MATCHES_SHOWN_MAX: Final = 5
 EVENTS_BACK_MAX: Final = 1_000_000
+TIME_DIGITS_MAX: Final = 15
 
 _HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
 
@@ -74,6 +89,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
     result: bytes | None
     reason: str
     """Why it failed, expired or was cancelled, in words; empty otherwise."""
+
+
+class ChildPage(Struct, frozen=True, kw_only=True):
+    children: tuple[ChildView, ...]
+    next_cursor: str | None
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -130,6 +150,23 @@ class Details(Group):
             found.steps, lambda each: structs.replace(each, result=show(each.result))
         )
         return structs.replace(found, steps=tuple(steps))
+
+    async def list_children(
+        self, execution_id: str, *, cursor: str | None = None, limit: int = 100
+    ) -> ChildPage:
+        """What an execution submitted and is still stored, oldest first, after `cursor`."""
+        check_int("limit", limit, 1, PAGE_MAX)
+        asked = self.shell.check_execution_id(execution_id)
+        after = (-1, FIRST_UUID) if cursor is None else _read_cursor(cursor)
+
+        async def body(reader: Reader) -> tuple[ChildView, ...]:
+            return await children_of(reader, asked, after=after, limit=limit + 1)
+
+        found = await self.store.read(body)
+        page, last = found[:limit], None
+        if len(found) > limit:
+            last = f"{page[-1].created_at_ms} {uuid_of(page[-1].execution_id)}"
+        return ChildPage(children=page, next_cursor=last)
 
     # What people at a terminal need: ids by a part of them, and a look at the whole
 
@@ -380,3 +417,10 @@ class Details(Group):
             return None if execution is None else execution.namespace
 
         return await self.store.read(body)
+
+
+def _read_cursor(cursor: object) -> tuple[int, str]:
+    at_ms, _, uuid = check_text("cursor", cursor).partition(" ")
+    if not (at_ms.isascii() and at_ms.isdigit() and len(at_ms) <= TIME_DIGITS_MAX):
+        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", cursor)
+    return int(at_ms), parse_uuid("cursor", uuid)

@@ -505,6 +505,7 @@ class Engine:
     find_executions = operation("reading", Reading.find_executions)
     list_expired_leases = operation("reading", Reading.list_expired_leases)
     inspect_execution = operation("reading", Reading.inspect_execution)
+    list_children = operation("reading", Reading.list_children)
     resolve_execution_id = operation("reading", Reading.resolve_execution_id)
     last_event_id = operation("reading", Reading.last_event_id)
     before_latest_events = operation("reading", Reading.before_latest_events)

@@ -23,7 +23,16 @@ from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError, Unavailable
 from flowfabric.run import Endings
-from flowfabric.server import admin, executions, flows, limits, operations, signals, streams
+from flowfabric.server import (
+    admin,
+    executions,
+    flows,
+    limits,
+    lists,
+    operations,
+    signals,
+    streams,
+)
 from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Session
 from flowfabric.server.confinement import ConfinedEngine, Namespaces
 from flowfabric.server.draining import Waiting
@@ -215,6 +224,7 @@ def create_app(
             admin.routes,
             limits.routes,
             limits.work,
+            lists.routes,
             operations.call,
             operations.deployment,
             operations.hints,

@@ -11,7 +11,7 @@ from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.admission import PolicyCreated
-from flowfabric.server import wire
+from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession
 from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, post
 
@@ -275,6 +275,13 @@ async def reclaim(
 routes = Router(
     path="/",
     tags=["limits"],
-    route_handlers=[create_budget, read_budget, report_usage, reset_budget, create_quota],
+    route_handlers=[
+        create_budget,
+        lists.list_budgets,
+        read_budget,
+        report_usage,
+        reset_budget,
+        create_quota,
+    ],
 )
 work = Router(path="/", tags=["work"], route_handlers=[claim, reclaim])
