@@ -5,9 +5,12 @@ import asyncio
 import pytest
 
 from flowfabric import App, Context, count, testing
+from flowfabric.core import bounds
 from flowfabric.core.conditions import Condition
+from flowfabric.core.ids import uuid_of
 from flowfabric.core.states import PublicState
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, SignalLimitExceeded
+from flowfabric.worker import signals
 from tests.apps import reached, working
 
 
@@ -118,3 +121,32 @@ async def test_a_wait_that_cannot_be_is_refused_in_the_words_of_its_caller(
         run = await app.submit(work)
         await app.drain()
         assert problem in await run.result(timeout=1)
+
+
+async def test_a_wait_beyond_the_open_waitpoints_is_refused_where_it_is_written(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (bounds, signals):
+        monkeypatch.setattr(module, "OPEN_WAITPOINTS_MAX", 3)
+
+    @app.task
+    async def work(ctx: Context) -> list[str]:
+        for _ in range(3):
+            await ctx.waitpoint("go")
+        told: list[str] = []
+        for ask in (ctx.waitpoint, ctx.wait_for_signal):
+            try:
+                await ask("other")
+            except SignalLimitExceeded as error:
+                told.append(str(error))
+        await ctx.wait_for_signal("go")
+        return told
+
+    async with working(app):
+        run = await app.submit(work)
+        await run.signal("go")
+        told = await run.result(timeout="20s")
+    assert told == 2 * [
+        f"{uuid_of(run.execution_id)} has 3 open waitpoints; at most 3 may be open at a time: wait"
+        " for some of them first, or make them expire sooner"
+    ]

@@ -527,7 +527,8 @@ def check_waitpoint_room(execution: Execution, more: int) -> None:
     if execution.open_waitpoint_count + more > bounds.OPEN_WAITPOINTS_MAX:
         raise errors.SignalLimitExceeded(
             f"{execution.called} has {execution.open_waitpoint_count} open waitpoints;"
-            f" at most {bounds.OPEN_WAITPOINTS_MAX} are allowed"
+            f" at most {bounds.OPEN_WAITPOINTS_MAX} may be open at a time: wait for some of them"
+            " first, or make them expire sooner"
         )
 
 

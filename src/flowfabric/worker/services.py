@@ -249,6 +249,8 @@ class Services:
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.pause = shared.pause
         self.stopped: str | None = None
+        self.waitpoints_made = 0
+        """By this run of the handler, which asks for each again; some may be closed by now."""
         self.promises = Promises()
         self._emitter: Emitter | None = None
         self._recorder = recorder = Recorder(shared, lease, parking)

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from flowfabric import errors
-from flowfabric.core.bounds import WAITPOINTS_PER_SUSPENSION_MAX
+from flowfabric.core.bounds import OPEN_WAITPOINTS_MAX, WAITPOINTS_PER_SUSPENSION_MAX
 from flowfabric.core.conditions import (
     TOO_FEW,
     Condition,
@@ -107,6 +107,7 @@ async def make_waitpoint(
                 waitpoint_id=_waitpoint_id(services, call, stored),
                 expires_in_ms=expires_in_ms,
             )
+            services.waitpoints_made += 1
             if stored is None:
                 result = msgspec.json.encode(made.waitpoint_id)
                 await services.steps.store_later(call, result=result)
@@ -156,7 +157,8 @@ async def _ended(services: Services, wait: Wait) -> StoredWait:
         suspension_id, view = await _last_pause(services, wait.call)
         if view is None:
             pause = _pause(services, wait, suspension_id)
-            if counts_waitpoints(wait.condition):
+            made = services.waitpoints_made + len(pause.fresh)
+            if counts_waitpoints(wait.condition) or made > OPEN_WAITPOINTS_MAX:
                 view = await _unless_impossible(services, pause)
     if view is None:
         view = await _until_signalled(services, pause)
@@ -166,7 +168,7 @@ async def _ended(services: Services, wait: Wait) -> StoredWait:
 async def _unless_impossible(services: Services, pause: Pause) -> SuspensionView | None:
     """What the pause would end with at once; a refusal reaches the handler, which is not unwound.
 
-    How many waitpoints there are only the engine knows.
+    How many waitpoints there are, for it to count or beside it, only the engine knows.
     """
     try:
         return await services.take_signals(pause, announce=True)
