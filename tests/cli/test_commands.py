@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,20 @@ async def fail(engine: Engine, reason: str) -> str:
 
 
 # Which database, and what when there is none
+
+
+def test_a_server_without_a_database_or_a_port_says_so_and_fails(tmp_path: Path) -> None:
+    missing = run("serve", "--port", "0", url=f"sqlite:///{tmp_path}/missing.db")
+    assert missing.status == 5
+    assert missing.err.startswith("Error: sqlite: there is no database at ")
+    assert "Traceback" not in missing.err
+    url = f"sqlite:///{tmp_path}/there.db"
+    assert run("migrate", url=url).status == 0
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run("serve", "--port", str(port), url=url)
+    assert refused.status == 5
+    assert f"Error: serve: cannot listen at 127.0.0.1:{port}; the log says why" in refused.err
 
 
 def test_without_a_database_it_says_how_to_name_one() -> None:

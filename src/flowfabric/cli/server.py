@@ -65,18 +65,19 @@ def serve(
     listening = serving.Listening(host=host, port=port, reconciles=reconciles)
     config = ServerConfig(cors_origins=origins, anybody="always" if insecure else "without_tokens")
 
-    @asynccontextmanager
-    async def connect() -> AsyncIterator[Engine]:
-        async with await target.open() as engine:
-            yield engine
-
     async def run() -> bool:
-        await serving.check_guarded(connect, listening, insecure=insecure)
-        if not target.json:
-            screen.err().print(
-                f"serving at http://{host}:{port}, described at /docs", soft_wrap=True
-            )
-        return await serving.serve(connect, listening, config)
+        async with await target.open() as engine:
+
+            @asynccontextmanager
+            async def connected() -> AsyncIterator[Engine]:
+                yield engine
+
+            await serving.check_guarded(connected, listening, insecure=insecure)
+            if not target.json:
+                screen.err().print(
+                    f"serving at http://{host}:{port}, described at /docs", soft_wrap=True
+                )
+            return await serving.serve(connected, listening, config)
 
     return options.OK if asyncio.run(run()) else options.FAILED
 

@@ -11,7 +11,7 @@ from litestar import Litestar
 from msgspec import Struct
 
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.reconcilers import Supervisor
 from flowfabric.server.api import ServerConfig, create_app
 from flowfabric.server.draining import Waiting
@@ -85,7 +85,12 @@ async def serve(connect: EngineOpener, listening: Listening, config: ServerConfi
         lifespan="on",
     )
     server = Draining(settings, app)
-    await server.serve()
+    try:
+        await server.serve()
+    except SystemExit:
+        # It has logged why.
+        where = f"{listening.host}:{listening.port}"
+        raise Unavailable("serve", f"cannot listen at {where}; the log says why") from None
     return server.started
 
 
