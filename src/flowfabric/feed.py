@@ -35,7 +35,8 @@ class Feed:
 
         From `now` on, from the `start` of the log, or after the cursor of an event: whoever
         keeps that goes on there, in any process. `category` is `completion`, `lease`, `signal`,
-        `operator` or `tag`; `task` is one, or its name; `execution_id` is what `App.run` takes.
+        `operator`, `tag` or `budget`; `task` is one, or its name; `execution_id` is what
+        `App.run` takes.
         """
         opened = await self.open()
         subscription = await subscribe(

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, connect
+from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.creation import NewExecution
 from tests.cli.command import COMMAND, environment, run
 
@@ -88,3 +89,15 @@ async def test_following_goes_on_with_what_passes_the_filter(engine: Engine, url
         process.terminate()
         await process.wait()
     assert seen == [first, second]
+
+
+async def test_events_of_budgets_go_by_their_names(engine: Engine, url: str) -> None:
+    await engine.create_budget(BudgetDefinition(budget_id="team", hard_limits={"tokens": 100}))
+    await engine.report_usage_admin("team", ["tokens"], [60])
+    await engine.report_usage_admin("team", ["tokens"], [60])
+    ran = run("events", "--category", "budget", url=url)
+    assert (ran.status, ran.err) == (0, "")
+    assert [line.split()[3:] for line in ran.out.splitlines()] == [
+        ["budget", "created", "team", "0", "of", "100", "tokens", "used"],
+        ["budget", "breached", "team", "60", "of", "100", "tokens", "used"],
+    ]

@@ -13,6 +13,7 @@ from rich.text import Text
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.budget_events import budget_of
 from flowfabric.core.checks import split_kind, visible, visible_lines
 from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.ids import ExecutionId
@@ -681,7 +682,7 @@ def _print_line(event: StoredEvent, own_id: str | None) -> None:
         (f"{screen.timestamp(event.occurred_at_ms)}  ", "dim"),
         (f"{event.category:<10} ", "cyan"),
         f"{event.event_type:<10} ",
-        own_id or screen.short_id(event.execution_id),
+        screen.one_line(budget_of(event)) or own_id or screen.short_id(event.execution_id),
         worker,
         (reason.rstrip(), "dim"),
     )

@@ -29,6 +29,7 @@ from flowfabric.errors import Corruption, HistoryChanged, InvalidInput
 
 
 class EventCategory(StrEnum):
+    BUDGET = "budget"
     COMPLETION = "completion"
     LEASE = "lease"
     OPERATOR = "operator"
@@ -64,6 +65,7 @@ class Event(Struct, frozen=True, kw_only=True):
     event_type: str
     partition_key: int
     execution_id: ExecutionId
+    """Of a budget's event: the budget's id, spelled as one."""
     flow_id: FlowId | None = None
     lease_id: LeaseId | None = None
     lease_epoch: int | None = None
@@ -454,7 +456,7 @@ def lease_history_of(event: StoredEvent, cursor: str) -> LeaseHistoryEvent:
     try:
         event_type = LeaseEventType(event.event_type)
     except ValueError:
-        raise _damaged(event) from None
+        raise damaged(event) from None
     revoked = event_type is LeaseEventType.REVOKED
     return LeaseHistoryEvent(
         cursor=cursor,
@@ -471,7 +473,7 @@ def signal_delivery_of(event: StoredEvent, cursor: str) -> SignalDeliveryEvent:
     try:
         details = msgspec.json.decode(event.details or "", type=SignalDetails)
     except msgspec.DecodeError:
-        raise _damaged(event) from None
+        raise damaged(event) from None
     return SignalDeliveryEvent(
         cursor=cursor,
         execution_id=event.execution_id,
@@ -488,7 +490,7 @@ def instance_tag_of(event: StoredEvent, cursor: str) -> InstanceTagEvent:
         details = msgspec.json.decode(event.details or "", type=TagDetails)
         event_type = TagEventType(event.event_type)
     except (msgspec.DecodeError, ValueError):
-        raise _damaged(event) from None
+        raise damaged(event) from None
     return InstanceTagEvent(
         cursor=cursor,
         execution_id=event.execution_id,
@@ -499,7 +501,8 @@ def instance_tag_of(event: StoredEvent, cursor: str) -> InstanceTagEvent:
     )
 
 
-def _damaged(event: StoredEvent) -> Corruption:
+def damaged(event: StoredEvent) -> Corruption:
+    """An event that does not decode."""
     return Corruption(
         f"event {event.event_id} of {event.execution_id} does not decode: {event.category}"
         f" {event.event_type!r}"

@@ -17,9 +17,9 @@ from flowfabric.core.budgets import (
 )
 from flowfabric.core.checks import check_int
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import gates
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
+from flowfabric.engine.ledger import save_budgets
 from flowfabric.engine.operators import Swept
 from flowfabric.engine.unit import Group, Shell, row_execution_id
 from flowfabric.engine.work import Work
@@ -76,10 +76,12 @@ class BudgetSweeps(Group):
                 for key, each in due.items()
                 if key not in gone
             ]
-            turned = await gates.turned(
-                tx, {each.budget_id: each for each in locked.values()}, freed
+            await save_budgets(
+                tx,
+                {each.budget_id: each for each in locked.values()},
+                freed,
+                Changes(updates=tuple(later), deletes=tuple(dead)),
             )
-            await tx.save(Changes(updates=(*freed, *later, *turned), deletes=tuple(dead)))
             return Swept(acted=len(found), full=len(found) == limit)
 
         return await self.store.transact(body)

@@ -12,18 +12,8 @@ from flowfabric.core import budget_terms as terms
 from flowfabric.core import budgets as rules
 from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
-from flowfabric.core.budgets import (
-    Amounts,
-    Budget,
-    BudgetReservation,
-    BudgetSpend,
-    HardBreach,
-    Reserved,
-    ReserveOutcome,
-    SoftBreach,
-    UsageCounted,
-    UsageOutcome,
-)
+from flowfabric.core.budget_events import budget_events
+from flowfabric.core.budgets import Amounts, Budget, BudgetReservation, BudgetSpend, HardBreach
 from flowfabric.core.checks import check_bool, check_int, check_list, check_text
 from flowfabric.core.handles import Handle
 from flowfabric.core.states import FailureClass
@@ -38,10 +28,12 @@ from flowfabric.engine.ledger import (
     Settlement,
     Spend,
     Usage,
+    save_budgets,
 )
 from flowfabric.engine.unit import (
     DUE_HINT_WITHIN_MS,
     DUE_TOPIC,
+    EVENT_TOPIC,
     Group,
     Shell,
     execution_key,
@@ -143,6 +135,8 @@ class Budgets(Group):
                 if (budget_id,) not in await tx.insert_new([wanted]):
                     # Another process has just created it; from here on it can be locked.
                     return await body(tx)
+                await tx.save(Changes(events=budget_events(None, wanted, now_ms)))
+                tx.hint(EVENT_TOPIC)
             elif existing.declared:
                 differs = terms.differs(existing, wanted)
                 if differs and if_exists == "error":
@@ -151,7 +145,7 @@ class Budgets(Group):
             else:
                 account = rules.opened(terms.defined(existing, wanted))
                 wanted = rules.posted(account, now_ms)
-                await save_budget(tx, existing, wanted)
+                await save_budgets(tx, {existing.budget_id: existing}, [wanted])
             if wanted.scope_type in rules.ATTACHING:
                 await gates.attach_budget(tx, wanted)
             hint_if_soon(tx, wanted, now_ms)
@@ -170,7 +164,7 @@ class Budgets(Group):
             account = terms.updated(rules.opened(before), update, now_ms)
             after = rules.posted(account, now_ms)
             if after != before:
-                await save_budget(tx, before, after)
+                await save_budgets(tx, {before.budget_id: before}, [after])
                 hint_if_soon(tx, after, now_ms)
             return status_of(rules.opened(after))
 
@@ -286,7 +280,7 @@ class Budgets(Group):
         *,
         namespace: str = "default",
         require_declared: bool = False,
-    ) -> UsageOutcome:
+    ) -> rules.UsageOutcome:
         """Count what a worker has used. Its lease may be gone: what was used was used."""
         asked = Usage(
             budget_id=budget_id,
@@ -307,7 +301,7 @@ class Budgets(Group):
         dedup_key: str | None = None,
         namespace: str = "default",
         require_declared: bool = False,
-    ) -> UsageOutcome:
+    ) -> rules.UsageOutcome:
         """Count usage that no execution reports."""
         asked = Usage(
             budget_id=budget_id,
@@ -326,7 +320,7 @@ class Budgets(Group):
         *,
         idempotency_key: str,
         namespace: str = "default",
-    ) -> UsageOutcome:
+    ) -> rules.UsageOutcome:
         """Count usage that `release_budget` can give back. The execution need not exist."""
         asked = Spend(
             budget_id=budget_id,
@@ -351,8 +345,7 @@ class Budgets(Group):
                 return
             account = rules.give_back(rules.opened(before), spend)
             after = rules.posted(account, await tx.now_ms())
-            await save_budget(tx, before, after)
-            await tx.save(Changes(deletes=(spend,)))
+            await save_budgets(tx, {before.budget_id: before}, [after], Changes(deletes=(spend,)))
 
         await self.store.transact(body)
 
@@ -367,7 +360,7 @@ class Budgets(Group):
         reservation_id: str,
         namespace: str = "default",
         waits: bool = False,
-    ) -> ReserveOutcome:
+    ) -> rules.ReserveOutcome:
         """Hold an amount for the attempt of `handle`, until it settles or its lease ends.
 
         Asking again under the same id replaces what is held. With `waits`, a refusal is no
@@ -391,7 +384,7 @@ class Budgets(Group):
         *,
         namespace: str = "default",
         handle: Handle | bytes | None = None,
-    ) -> UsageOutcome:
+    ) -> rules.UsageOutcome:
         """Count what was used, and free the rest of what was reserved. Safe to repeat.
 
         Using nothing gives the reservation up. What goes beyond it is counted if there is room.
@@ -497,18 +490,11 @@ async def lock_budget(tx: Transaction, wanted: Budget) -> Budget:
     return budget
 
 
-async def save_budget(tx: Transaction, before: Budget, after: Budget) -> None:
-    """Save a budget that is locked, and its gate if it closes or opens by that."""
-    turned = await gates.turned(tx, {before.budget_id: before}, [after])
-    await tx.save(Changes(updates=(after, *turned)))
-
-
 async def reset_in(tx: Transaction, budgets: Sequence[Budget]) -> list[Budget]:
     """Budgets that are locked, in their next periods."""
     now_ms = await tx.now_ms()
     after = [rules.posted(rules.reset(rules.opened(each), now_ms), now_ms) for each in budgets]
-    turned = await gates.turned(tx, {each.budget_id: each for each in budgets}, after)
-    await tx.save(Changes(updates=(*after, *turned)))
+    await save_budgets(tx, {each.budget_id: each for each in budgets}, after)
     for each in after:
         hint_if_soon(tx, each, now_ms)
     return after
@@ -551,20 +537,20 @@ def status_of(account: rules.Account) -> BudgetStatus:
     )
 
 
-def usage_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> UsageOutcome:
+def usage_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> rules.UsageOutcome:
     """The answer to a single request; a refusal is raised."""
     (outcome,) = outcomes
     if isinstance(outcome, FlowFabricError):
         raise outcome
-    assert not isinstance(outcome, Reserved)
+    assert not isinstance(outcome, rules.Reserved)
     return outcome
 
 
-def reserve_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> ReserveOutcome:
+def reserve_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> rules.ReserveOutcome:
     (outcome,) = outcomes
     if isinstance(outcome, FlowFabricError):
         raise outcome
-    assert not isinstance(outcome, UsageCounted | SoftBreach)
+    assert not isinstance(outcome, rules.UsageCounted | rules.SoftBreach)
     return outcome
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import budgets as rules
 from flowfabric.core import ids
+from flowfabric.core.budget_events import budget_events
 from flowfabric.core.budgets import (
     Account,
     Amounts,
@@ -30,9 +31,9 @@ from flowfabric.core.budgets import (
 )
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import Changes
+from flowfabric.core.transitions import NO_CHANGES, Changes
 from flowfabric.engine import gates
-from flowfabric.engine.unit import DUE_TOPIC, execution_key
+from flowfabric.engine.unit import DUE_TOPIC, EVENT_TOPIC, execution_key
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound
 from flowfabric.store.base import Key, Transaction
 
@@ -279,20 +280,36 @@ class Ledger:
     async def _save(self, tx: Transaction) -> None:
         parts = [self._reports.changes(), self._spends.changes(), self._reservations.changes()]
         budgets = [rules.posted(each, self._now_ms) for each in self.accounts.values()]
-        turned = await gates.turned(tx, self._before, budgets)
         if any(each.act_at_ms == self._now_ms for each in budgets):
             tx.hint(DUE_TOPIC)
-        await tx.save(
-            Changes(
-                inserts=tuple(each for part in parts for each in part.inserts),
-                updates=(
-                    *(each for each in budgets if each != self._before[each.budget_id]),
-                    *(each for part in parts for each in part.updates),
-                    *turned,
-                ),
-                deletes=tuple(each for part in parts for each in part.deletes),
-            )
+        besides = Changes(
+            inserts=tuple(each for part in parts for each in part.inserts),
+            updates=tuple(each for part in parts for each in part.updates),
+            deletes=tuple(each for part in parts for each in part.deletes),
         )
+        await save_budgets(tx, self._before, budgets, besides)
+
+
+async def save_budgets(
+    tx: Transaction,
+    before: Mapping[ids.BudgetId, Budget],
+    after: Sequence[Budget],
+    besides: Changes = NO_CHANGES,
+) -> None:
+    """Save budgets that are locked, the gates that close or open by that, and what is told of it.
+
+    `besides` goes along, in the same statement.
+    """
+    now_ms = await tx.now_ms()
+    turned = await gates.turned(tx, before, after)
+    changed = [each for each in after if each != before[each.budget_id]]
+    told = [
+        event for each in changed for event in budget_events(before[each.budget_id], each, now_ms)
+    ]
+    if told:
+        tx.hint(EVENT_TOPIC)
+    updates = (*changed, *besides.updates, *turned)
+    await tx.save(structs.replace(besides, updates=updates, events=tuple(told)))
 
 
 async def lock_or_add(
