@@ -59,6 +59,7 @@ log = open_log(__name__)
 T = TypeVar("T")
 
 BACKEND: Final = "http"
+JOINING: Final = "a transaction of yours (connection=, ctx.fence)"
 ANSWER_S: Final = 60.0
 """How long an answer may take, unless its caller says otherwise or asked the server to wait."""
 CONNECT_S: Final = 10.0
@@ -455,8 +456,15 @@ class Forwarding(Engine):
         return await self.connection.call(operation, _sendable(arguments))
 
 
-for _name in OPERATIONS:
-    setattr(Forwarding, _name, _forwarded(_name))
+def _joining(_self: Forwarding, *_args: object, **_given: object) -> NoReturn:
+    raise needs_database(JOINING)
+
+
+for _name in vars(Engine):
+    if _name in OPERATIONS:
+        setattr(Forwarding, _name, _forwarded(_name))
+    elif _name.endswith(("_on", "_on_sync")):
+        setattr(Forwarding, _name, _joining)
 
 
 class RemoteFollowing(Following):
@@ -517,7 +525,7 @@ class RemoteEngine(Forwarding):
         return engine
 
     def on(self, connection: object, *, sync: bool = False) -> NoReturn:
-        raise needs_database("a transaction of yours (connection=)")
+        raise needs_database(JOINING)
 
     async def create_checked(
         self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
