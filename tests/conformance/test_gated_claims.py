@@ -11,6 +11,7 @@ from flowfabric.core.diagnosis import Cause
 from flowfabric.core.gates import Gate, GateName, GateOwner, WhileSuspended
 from flowfabric.core.ids import ExecutionId, QuotaPolicyId
 from flowfabric.core.results import Claimed
+from flowfabric.core.states import BlockingReason
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.admission import GateUse
 from flowfabric.errors import ConcurrencyLimitExceeded, InvalidInput
@@ -423,6 +424,32 @@ async def test_a_waiting_claim_is_woken_when_a_slot_comes_free(
         claimed = await waiting
     assert claimed is not None
     assert {held.execution_id, claimed.execution_id} == {one, two}
+
+
+async def test_reads_tell_the_limit_that_an_execution_waits_for(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=1)
+    first, second = await created(given, 2, gates=[gate(key="ann")])
+    free = await given.waiting()
+
+    async def told(execution_id: ExecutionId) -> tuple[str | None, str]:
+        info = await engine.read_execution_info(execution_id)
+        seen = await engine.describe_execution(execution_id)
+        assert info is not None
+        assert seen is not None
+        shown = (info.state_vector.blocking_reason, info.blocking_detail)
+        assert (seen.blocking_reason, seen.blocking_detail or "") == shown
+        return shown
+
+    for_worker = (BlockingReason.WAITING_FOR_WORKER, "")
+    assert [await told(each) for each in (first, second, free)] == [for_worker] * 3
+    claimed = await claim(engine, 2)
+    waiting = (BlockingReason.WAITING_FOR_QUOTA, "1 of 1 running for ann")
+    assert await told(second) == waiting
+    clock.advance(ms=TTL_MS)
+    assert await told(second) == for_worker
+    assert first in ids(claimed)
 
 
 async def test_why_tells_what_holds_up_limited_work_with_the_numbers(

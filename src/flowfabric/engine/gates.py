@@ -32,6 +32,8 @@ from flowfabric.core.ids import (
     parse_namespace,
     uuids_from,
 )
+from flowfabric.core.keeping_back import told_of_limits
+from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Conflict, InvalidInput, NotFound
 from flowfabric.store.base import HintListener, Key, Parameter, Reader, Row, Store, Transaction
@@ -233,6 +235,8 @@ async def load(
 async def gate_facts(reader: Reader, route_id: int) -> tuple[gates.GateFacts, ...]:
     """The gates of a route, with the names of their limits."""
     rows = await reader.select("gates_of_route", route_id=route_id)
+    if not rows:
+        return ()
     loaded = await load(reader, [GateId(str(row["gate_id"])) for row in rows])
     owners = [(each.owner_id,) for each in loaded]
     policies = await reader.get(gates.QuotaPolicy, owners)
@@ -248,6 +252,14 @@ async def gate_facts(reader: Reader, route_id: int) -> tuple[gates.GateFacts, ..
         for policy in (policies.get((each.owner_id,)),)
         for budget in (budgets.get((each.owner_id,)),)
     )
+
+
+async def held_up(reader: Reader, execution: Execution) -> Execution:
+    """A ready execution as its limits leave it: where one is full, it waits for that."""
+    if not execution.ready:
+        return execution
+    facts = await gate_facts(reader, execution.route_id)
+    return told_of_limits(execution, facts, await reader.now_ms()) if facts else execution
 
 
 # Claiming -------------------------------------------------------------------

@@ -275,6 +275,7 @@ class Reads(unit.Group):
             execution = await find(reader, asked)
             if execution is None:
                 return None
+            execution = await gates.held_up(reader, execution)
             seen = views.snapshot(execution, await tags_of(reader, asked))
             return await with_kept_signals(reader, execution, seen)
 
@@ -302,7 +303,13 @@ class Reads(unit.Group):
         return await self._read(execution_id, lambda execution: execution.public_state)
 
     async def read_execution_info(self, execution_id: str) -> views.ExecutionInfo | None:
-        return await self._read(execution_id, views.info)
+        asked = self.shell.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> views.ExecutionInfo | None:
+            execution = await find(reader, asked)
+            return None if execution is None else views.info(await gates.held_up(reader, execution))
+
+        return await self.store.read(body)
 
     async def get_execution_result(self, execution_id: str) -> bytes | None:
         """The stored result, byte for byte; None until there is one."""
