@@ -1,0 +1,234 @@
+"""Random durable functions that change while a run of them is under way.
+
+A run comes to its signal; by then every call before that is stored. Then one call or branch
+is inserted, replaced or removed there. If something stored lies ahead of the change, the run is
+blocked before anything new has had an effect, and the old code completes it, every effect
+once. If nothing does, the new code completes it.
+
+`FLOWFABRIC_EXAMPLES=500 pytest tests/properties/test_changed_functions.py --hypothesis-seed=7`
+looks longer, and elsewhere.
+"""
+
+import asyncio
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from flowfabric import Context
+from flowfabric.testing import LocalApp
+from tests.properties.asyncio_runner import run
+
+EXAMPLES = int(os.environ.get("FLOWFABRIC_EXAMPLES", "75"))
+RESTS = 3
+"""How often it is looked at until nothing more comes of it."""
+
+Verb = Literal["step", "uuid", "sleep"]
+How = Literal["gather", "group", "task", "arriving"]
+
+
+class Act(msgspec.Struct, frozen=True):
+    """One durable call."""
+
+    verb: Verb
+    name: str = ""
+    """Of a step. Each has one of its own."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One after another."""
+
+    parts: tuple["Act | Fork", ...]
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Each in a branch."""
+
+    how: How
+    rows: tuple[Row, ...]
+
+
+NEW: tuple[Act | Fork, ...] = (
+    Act("step", "new"),
+    Fork("gather", (Row((Act("step", "new"),)), Row((Act("step", "newer"),)))),
+    Fork("task", (Row((Act("step", "new"),)),)),
+)
+
+acts = st.builds(Act, st.sampled_from(("step", "step", "step", "uuid", "sleep")))
+hows = st.sampled_from(("gather", "group", "task", "arriving"))
+
+
+def rows(parts: st.SearchStrategy[Act | Fork], least: int = 1) -> st.SearchStrategy[Row]:
+    return st.builds(Row, st.lists(parts, min_size=least, max_size=3).map(tuple))
+
+
+def forks(parts: st.SearchStrategy[Act | Fork]) -> st.SearchStrategy[Act | Fork]:
+    several = st.lists(rows(parts), min_size=1, max_size=3).map(tuple)
+    return st.one_of(parts, st.builds(Fork, hows, several))
+
+
+codes = rows(st.recursive(acts, forks, max_leaves=6)).map(lambda row: named(row, itertools.count()))
+
+
+def named(row: Row, numbers: Iterator[int]) -> Row:
+    """The same, with a name for each step."""
+    parts: list[Act | Fork] = []
+    for part in row.parts:
+        match part:
+            case Act(verb, _):
+                parts.append(Act(verb, f"{verb}-{next(numbers)}"))
+            case Fork(how, inner):
+                parts.append(Fork(how, tuple(named(each, numbers) for each in inner)))
+    return Row(tuple(parts))
+
+
+# Changes
+
+
+class Place(NamedTuple):
+    """A place in the code: the parts and branches that lead there."""
+
+    path: tuple[int, ...]
+    is_end: bool
+    """The end of a row."""
+    is_last: bool
+    """Nothing comes after it before the signal, unless beside it."""
+
+
+def places(row: Row, path: tuple[int, ...] = (), is_last: bool = True) -> Iterator[Place]:
+    """Before each part of it, and at its end."""
+    for n, part in enumerate(row.parts):
+        yield Place((*path, n), False, False)
+        if isinstance(part, Fork):
+            ends = is_last and n == len(row.parts) - 1
+            for number, inner in enumerate(part.rows):
+                yield from places(inner, (*path, n, number), ends)
+    yield Place((*path, len(row.parts)), True, is_last)
+
+
+def changed(row: Row, path: tuple[int, ...], taken: int, put: tuple[Act | Fork, ...]) -> Row:
+    """The same, with so many parts taken out at a place, and others put there."""
+    n, *inside = path
+    if not inside:
+        return Row((*row.parts[:n], *put, *row.parts[n + taken :]))
+    fork = row.parts[n]
+    assert isinstance(fork, Fork)
+    number, *rest = inside
+    inner = changed(fork.rows[number], tuple(rest), taken, put)
+    made = Fork(fork.how, (*fork.rows[:number], inner, *fork.rows[number + 1 :]))
+    return Row((*row.parts[:n], made, *row.parts[n + 1 :]))
+
+
+def names(row: Row) -> Iterator[str]:
+    """Of the steps, which have effects."""
+    for part in row.parts:
+        match part:
+            case Act(verb, name):
+                if verb == "step":
+                    yield name
+            case Fork(_, inner):
+                for each in inner:
+                    yield from names(each)
+
+
+# Runs
+
+
+class Deployed:
+    """A task whose code changes, and the effects it has had."""
+
+    def __init__(self, app: LocalApp, code: Row) -> None:
+        self._app = app
+        self.code = code
+        self.effects: Counter[str] = Counter()
+
+        @app.task(name="changing")
+        async def changing(ctx: Context) -> str:
+            await self._row(ctx, self.code)
+            await ctx.wait_for_signal("go")
+            return await ctx.step("last", self._effect, "last")
+
+        self.task = changing
+
+    async def _effect(self, name: str) -> str:
+        self.effects[name] += 1
+        return name
+
+    async def _row(self, ctx: Context, row: Row) -> None:
+        for part in row.parts:
+            match part:
+                case Act("step", name):
+                    await ctx.step(name, self._effect, name)
+                case Act("uuid", _):
+                    await ctx.uuid()
+                case Act():
+                    await ctx.sleep(10)
+                case Fork(how, inner):
+                    await self._fork(ctx, how, inner)
+
+    async def _fork(self, ctx: Context, how: How, inner: tuple[Row, ...]) -> None:
+        match how:
+            case "gather":
+                await asyncio.gather(*(self._row(ctx, each) for each in inner))
+            case "group":
+                async with asyncio.TaskGroup() as group:
+                    for each in inner:
+                        group.create_task(self._row(ctx, each))
+            case "task":
+                for each in inner:
+                    await asyncio.create_task(self._row(ctx, each))
+            case "arriving":
+                for done in asyncio.as_completed([self._row(ctx, each) for each in inner]):
+                    await done
+
+    async def rest(self) -> None:
+        """Until nothing more comes of it."""
+        for _ in range(RESTS):
+            await self._app.drain()
+            self._app.clock.advance("2h")
+
+
+async def check(old: Row, new: Row, blocks: bool) -> None:
+    async with LocalApp() as app:
+        deployed = Deployed(app, old)
+        submitted = await app.submit(deployed.task)
+        await app.drain(skip_time=True)
+        stored = Counter(names(old))
+        assert deployed.effects == stored
+        await submitted.signal("go")
+        deployed.code = new
+        await deployed.rest()
+        if blocks:
+            assert (await submitted.snapshot()).blocked
+            assert deployed.effects == stored
+            deployed.code = old
+            await deployed.rest()
+        assert await submitted.result(timeout=1) == "last"
+        assert deployed.effects == Counter([*names(deployed.code), "last"]) | stored
+
+
+@pytest.mark.timeout(600 + EXAMPLES)
+@pytest.mark.parametrize("change", ["insert", "replace", "remove"])
+def test_changed_code_blocks_a_run_before_anything_new_if_something_stored_is_left(
+    change: str,
+) -> None:
+    @settings(
+        max_examples=max(1, EXAMPLES // 5), deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(old=codes, data=st.data())
+    def holds(old: Row, data: st.DataObject) -> None:
+        inserts = change == "insert"
+        found = [place for place in places(old) if inserts or not place.is_end]
+        place = data.draw(st.sampled_from(found))
+        put = data.draw(st.sampled_from(NEW))
+        new = changed(old, place.path, 0 if inserts else 1, () if change == "remove" else (put,))
+        note(f"{old} becomes {new}")
+        run(check(old, new, blocks=not place.is_last))
+
+    holds()
