@@ -47,7 +47,7 @@ def server_config() -> ServerConfig:
 @pytest.fixture
 async def http(engine: Engine, server_config: ServerConfig) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server on the engine of the test."""
-    app = _app(server_config)
+    app = app_of(server_config)
     _ENGINES.append(engine)
     transport = httpx.ASGITransport(app=_asgi(app), raise_app_exceptions=False)
     started, stop = asyncio.Event(), asyncio.Event()
@@ -81,7 +81,7 @@ async def live(engine: Engine, server_config: ServerConfig) -> AsyncIterator[htt
 async def serving(engine: Engine, server_config: ServerConfig) -> AsyncIterator[str]:
     """A server on an engine, and where it is."""
     _ENGINES.append(engine)
-    settings = uvicorn.Config(_app(server_config), port=0, log_config=None, lifespan="on")
+    settings = uvicorn.Config(app_of(server_config), port=0, log_config=None, lifespan="on")
     server = uvicorn.Server(settings)
     running = asyncio.create_task(server.serve())
     while not server.started:
@@ -101,7 +101,7 @@ _ENGINES: list[Engine] = []
 
 
 @cache
-def _app(config: ServerConfig) -> Litestar:
+def app_of(config: ServerConfig) -> Litestar:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Engine]:
         yield _ENGINES[-1]

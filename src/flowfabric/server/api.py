@@ -33,7 +33,14 @@ from flowfabric.server import (
     signals,
     streams,
 )
-from flowfabric.server.access import ANYBODY, Access, Anybody, InSession, Session
+from flowfabric.server.access import (
+    ANYBODY,
+    REQUESTS_MAX,
+    Access,
+    Anybody,
+    InSession,
+    Session,
+)
 from flowfabric.server.confinement import ConfinedEngine, Namespaces
 from flowfabric.server.draining import Waiting
 from flowfabric.server.problems import (
@@ -72,6 +79,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Whether callers without a token may do everything."""
     waiting_max: int = 1_000
     """Requests of one process that may wait for something to happen, at once."""
+    streams_max: int = 10_000
+    """Streams of server-sent events that one process may have open, beside those."""
+    requests_max: int = REQUESTS_MAX
+    """Requests that one token, or one address without any, may make in a minute."""
 
 
 CLOSED: Final = ServerConfig()
@@ -204,8 +215,10 @@ def create_app(
         async with connect() as connected:
             engine, endings = GroupingEngine(connected), Endings(connected)
             app.state.engine, app.state.endings = engine, endings
-            app.state.waiting = Waiting(config.waiting_max)
-            app.state.access = Access(engine, anybody=config.anybody)
+            app.state.waiting = Waiting(config.waiting_max, config.streams_max)
+            app.state.access = Access(
+                engine, anybody=config.anybody, requests_max=config.requests_max
+            )
             app.state.namespaces = Namespaces(engine)
             try:
                 yield

@@ -10,11 +10,14 @@ T = TypeVar("T")
 
 
 class Waiting:
-    """Requests that wait: how many may, and for how long: until the server drains."""
+    """Long polls and streams: how many there may be of each, until the server drains.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
+    They are counted apart: pages that are left open must not keep others from waiting.
+    """
+
+    def __init__(self, polls_max: int, streams_max: int) -> None:
+        self._polls_max, self._streams_max = polls_max, streams_max
+        self.polls = self.streams = 0
         self._draining = asyncio.Event()
 
     @property
@@ -26,10 +29,10 @@ class Waiting:
 
     async def run(self, work: Coroutine[object, object, T]) -> T:
         """What `work` comes to, if that is before the server drains."""
-        if self._count >= self._limit:
+        if self.polls >= self._polls_max:
             work.close()
-            raise ResourceExhausted("stream_ops", self._limit)
-        self._count += 1
+            raise ResourceExhausted("stream_ops", self._polls_max)
+        self.polls += 1
         task = asyncio.ensure_future(work)
         end = asyncio.ensure_future(self._draining.wait())
         try:
@@ -38,34 +41,45 @@ class Waiting:
                 raise Unavailable("stream_ops", "the server is stopping; ask again")
             return task.result()
         finally:
-            self._count -= 1
+            self.polls -= 1
             task.cancel()
             end.cancel()
             await asyncio.gather(task, end, return_exceptions=True)
 
-    async def each(self, messages: AsyncIterator[T], idle_s: float, ping: T) -> AsyncIterator[T]:
-        """The messages until the server drains, with a ping whenever none came for a while.
+    def each(
+        self, messages: AsyncIterator[T], *, idle_s: float, ping: T, last: T
+    ) -> AsyncIterator[T]:
+        """The messages, with a ping whenever none came for a while, and `last` on draining.
 
-        So either side notices when the other has left.
+        So either side notices when the other has left. Refuses at once what there is no room for.
         """
+        if self.streams >= self._streams_max:
+            raise ResourceExhausted("streams", self._streams_max)
+        return self._each(messages, idle_s, ping, last)
+
+    async def _each(
+        self, messages: AsyncIterator[T], idle_s: float, ping: T, last: T
+    ) -> AsyncIterator[T]:
         end = asyncio.ensure_future(self._draining.wait())
         coming = asyncio.ensure_future(anext(messages, None))
-        self._count += 1
+        self.streams += 1
         try:
             while not end.done():
                 await asyncio.wait(
                     {coming, end}, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not coming.done():
-                    yield ping
+                    if not end.done():
+                        yield ping
                     continue
                 message = coming.result()
                 if message is None:
                     return
                 coming = asyncio.ensure_future(anext(messages, None))
                 yield message
+            yield last
         finally:
-            self._count -= 1
+            self.streams -= 1
             end.cancel()
             coming.cancel()
             await asyncio.gather(coming, end, return_exceptions=True)

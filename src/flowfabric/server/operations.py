@@ -26,7 +26,7 @@ from flowfabric.server.access import Caller, InSession
 from flowfabric.server.confinement import ConfinedEngine
 from flowfabric.server.problems import AnyRequest, Problem, check_is_json, problem_of, refuse
 from flowfabric.server.routing import get, post
-from flowfabric.server.streams import PING, PING_S
+from flowfabric.server.streams import events_of
 from flowfabric.store.base import HintListener
 from flowfabric.version import __version__
 
@@ -138,7 +138,7 @@ async def hints(
 ) -> ServerSentEvent:
     """`live` says whether hints arrive; each `hint` names a topic, and nothing of what happened."""
     heard = [each for each in topics if await _may_hear(asked.engine, each)]
-    return ServerSentEvent(asked.waiting.each(_hints(asked.engine, heard), PING_S, PING))
+    return events_of(asked, _hints(asked.engine, heard))
 
 
 async def _may_hear(engine: Engine, topic: str) -> bool:

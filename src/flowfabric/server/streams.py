@@ -21,7 +21,7 @@ from flowfabric.engine.events import Told
 from flowfabric.errors import NotFound
 from flowfabric.run import Endings
 from flowfabric.server import wire
-from flowfabric.server.access import InSession
+from flowfabric.server.access import InSession, Session
 from flowfabric.server.executions import split_tag
 from flowfabric.server.problems import refuse
 from flowfabric.server.routing import JsonAnswer, get
@@ -30,9 +30,12 @@ from flowfabric.streams import Follower, Frame
 READ_LIMIT: Final = 100
 TAIL_LIMIT: Final = 50
 LIMIT_MAX: Final = 1_000
+RECONNECT_MS: Final = 1_000
 PING_S: Final = 15.0
 """How often a stream that has nothing to say shows that it is alive."""
-PING: Final = ServerSentEventMessage(comment="ping")
+PING: Final = ServerSentEventMessage(data=None, comment="ping")
+RECONNECT: Final = ServerSentEventMessage(event="reconnect", data="{}", retry=RECONNECT_MS)
+"""The last event of a server that stops. Browsers come back by themselves, to another one."""
 
 LastEventId = Annotated[str | None, HeaderParameter(name="Last-Event-ID")]
 
@@ -108,7 +111,7 @@ async def follow(
     follower = Follower(
         here, execution_id, after=last_event_id or after, superseded=False, live=True
     )
-    return ServerSentEvent(asked.waiting.each(_frames(follower), PING_S, PING))
+    return events_of(asked, _frames(follower))
 
 
 @get("/v1/events", tags=["events"], summary="Follow what happens, as server-sent events")
@@ -137,7 +140,12 @@ async def events(
         async for each in subscription:
             yield _event(each)
 
-    return ServerSentEvent(asked.waiting.each(told(), PING_S, PING))
+    return events_of(asked, told())
+
+
+def events_of(asked: Session, messages: AsyncIterator[ServerSentEventMessage]) -> ServerSentEvent:
+    """Messages as server-sent events, for as long as the server serves."""
+    return ServerSentEvent(asked.waiting.each(messages, idle_s=PING_S, ping=PING, last=RECONNECT))
 
 
 def _event(told: Told) -> ServerSentEventMessage:

@@ -1,0 +1,124 @@
+"""A server that stops, and one that is full; and what neither writes into its log."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+
+from flowfabric import Engine
+from flowfabric.server.api import ServerConfig
+from flowfabric.server.draining import Waiting
+from flowfabric.server.streams import PING
+from tests.conformance.given import Given
+from tests.server.conftest import app_of
+from tests.server.test_access import token
+from tests.server.test_streams import events_of, path_of, say
+
+SMALL = ServerConfig(anybody="without_tokens", waiting_max=1, streams_max=2)
+FEW = ServerConfig(anybody="without_tokens", requests_max=3)
+
+
+async def test_a_server_that_stops_sends_everybody_to_another(
+    live: httpx.AsyncClient, engine: Engine, given: Given, server_config: ServerConfig
+) -> None:
+    claimed = await given.running()
+    await say(engine, claimed, "one")
+    place = f"/v1/executions/{claimed.execution_id}"
+    waiting = app_of(server_config).state.waiting
+    assert isinstance(waiting, Waiting)
+
+    async with live.stream("GET", f"{place}/stream") as answer:
+        following = events_of(answer)
+        await anext(following)
+        polling = asyncio.create_task(live.get(f"{place}/outcome?wait_ms=30000"))
+        while not (polling.done() or waiting.polls):
+            await asyncio.wait([polling], timeout=0.001)
+        waiting.drain()
+        last = [each async for each in following]
+    polled = await polling
+    ready = await live.get("/readyz")
+
+    assert [each.name for each in last] == ["reconnect"]
+    for each in (polled, ready):
+        assert (each.status_code, each.json()["code"]) == (503, "unavailable"), each.text
+        assert int(each.headers["retry-after"]) > 0
+    assert (await live.get("/livez")).status_code == 200
+
+
+def test_a_ping_is_no_message() -> None:
+    # A line of data, even an empty one, would reach the page as a message.
+    assert PING.encode().split() == [b":", b"ping"]
+
+
+@pytest.mark.parametrize("server_config", [SMALL], ids=["small"])
+async def test_open_streams_keep_nobody_from_waiting_and_are_bounded(
+    live: httpx.AsyncClient, engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    async with AsyncExitStack() as open_streams:
+        for _ in range(SMALL.streams_max):
+            stream = await open_streams.enter_async_context(live.stream("GET", "/v1/events"))
+            assert stream.status_code == 200
+        polled = await live.get(f"{path_of(claimed)}/tail?block_ms=1")
+        refused = await live.get("/v1/events")
+
+    assert polled.status_code == 200
+    assert (refused.status_code, refused.json()["code"]) == (429, "resource_exhausted")
+    assert refused.json()["retryable"] is True
+    assert int(refused.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("server_config", [FEW], ids=["few"])
+async def test_each_token_has_a_rate_of_its_own(http: httpx.AsyncClient, engine: Engine) -> None:
+    mine, other = await token(engine, "read"), await token(engine, "read")
+
+    statuses = [(await http.get("/v1/flows", headers=mine)).status_code for _ in range(4)]
+    answer = await http.get("/v1/flows", headers=mine)
+    others = await http.get("/v1/flows", headers=other)
+
+    assert statuses == [200, 200, 200, 429]
+    assert answer.json()["code"] == "rate_limit_exceeded"
+    assert 0 < int(answer.headers["retry-after"]) <= 60
+    assert others.status_code == 200
+
+
+async def test_nothing_secret_is_logged(
+    http: httpx.AsyncClient, engine: Engine, given: Given, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = "sesame-payload"
+    admin = await token(engine, "admin")
+    suspended = (await given.suspended()).execution_id
+    (waitpoint,) = (await engine.list_pending_waitpoints(suspended)).waitpoints
+    place = f"/v1/executions/{suspended}"
+    caplog.clear()
+
+    minted = await http.post("/v1/tokens", json={"name": "n", "scopes": ["read"]}, headers=admin)
+    shown = await http.get(f"{place}/waitpoints/{waitpoint.waitpoint_id}/token", headers=admin)
+    signal = {
+        "waitpoint_id": waitpoint.waitpoint_id,
+        "waitpoint_token": shown.json()["token"],
+        "signal_name": "approved",
+        "payload_json": secret,
+    }
+    forged = signal | {"waitpoint_token": f"{shown.json()['token']}0"}
+    body = {"execution_kind": "x", "input_json": secret}
+    statuses = [
+        (await http.post(f"{place}/signal", json=forged)).status_code,
+        (await http.post(f"{place}/signal", json=signal)).status_code,
+        (await http.post("/v1/executions", json=body, headers=admin)).status_code,
+        (await http.post("/v1/executions", json=[secret], headers=admin)).status_code,
+        (await http.get(f"/v1/executions?tag={secret}", headers=admin)).status_code,
+        (await http.get("/v1/flows", headers={"Authorization": secret})).status_code,
+    ]
+    logged = "\n".join(
+        record.getMessage() for record in caplog.records if record.name.startswith("flowfabric")
+    )
+
+    assert statuses == [400, 200, 201, 422, 400, 401]
+    assert logged.count("POST /v1/executions ") == 2
+    bearer = admin["Authorization"].removeprefix("Bearer ")
+    for each in (secret, bearer, minted.json()["token"], shown.json()["token"]):
+        assert each not in logged
