@@ -193,7 +193,8 @@ class App(Feed, Replaceable):
         `keep_failed` say how long its runs are kept after they have completed, or
         ended in any other way; `EngineConfig` says it for every task. While a hard limit of a
         `budget` is used up, or of one of several, none of its runs starts. `max_worker_deaths` is
-        how often in a row its worker may die before a run fails: three, unless given.
+        how often in a row its worker may die before a run fails: three, unless given. With one,
+        a worker that lets its lease run out because it is slow counts as dead at once.
         Several versions of one name stand beside each other: runs stay with the version
         they began with. `rate_limit="100/m"` and `concurrency=10` limit how many of its runs start
         in a time and run at once, over all workers; with `key="{tenant}"`, or a function of the

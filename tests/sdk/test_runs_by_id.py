@@ -120,12 +120,15 @@ async def test_a_run_that_is_not_there_is_named_as_it_was_asked_for(app: App) ->
             await ask()
 
 
-async def test_an_id_with_another_partition_is_refused_with_the_right_one(app: App) -> None:
+@pytest.mark.parametrize("beyond", [1, 1_000])
+async def test_an_id_with_another_partition_is_refused_with_the_right_one(
+    app: App, beyond: int
+) -> None:
     @app.task
     def task() -> None: ...
 
     right = (await app.submit(task)).execution_id
-    wrong = f"{{fp:{(partition_of(right) + 1) % 256}}}:{uuid_of(right)}"
+    wrong = f"{{fp:{partition_of(right) + beyond}}}:{uuid_of(right)}"
     problem = "execution_id: has another partition than its uuid; give the uuid alone, or "
     try:
         for ask in (app, app.blocking):

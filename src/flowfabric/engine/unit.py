@@ -321,7 +321,8 @@ class Shell(KnowsRoutes):
         submitter chose for it in a namespace."""
         own_id = parse_own_id(text)
         if own_id is None:
-            return check_own_partition(self.check_execution_id(text), self.deployment.partitions)
+            partitions = self.deployment.partitions
+            return check_own_partition(parse_any_id(text, partitions), partitions)
         return own_execution_id(parse_namespace(namespace), own_id, self.deployment.partitions)
 
     def verify_handle(self, handle: Handle | bytes) -> Handle:
