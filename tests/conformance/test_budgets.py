@@ -237,6 +237,19 @@ async def test_reports_pass_the_soft_limit_and_stop_at_the_hard_one(
     assert (status.last_breach_at_ms, status.last_breach_dim) == (clock.now_ms(), "tokens")
 
 
+async def test_what_lands_exactly_on_a_limit_is_within_it(engine: Engine) -> None:
+    await engine.create_budget(TEAM)
+
+    for _ in range(2):
+        assert await report(engine, 80) == UsageCounted()
+        assert isinstance(await report(engine, 20), SoftBreach)
+        assert isinstance(await report(engine, 1), HardBreach)
+        await engine.reset_budget("team")
+
+    status = await engine.get_budget_status("team")
+    assert (status.breach_count, status.soft_breach_count, status.reset_count) == (2, 2, 2)
+
+
 async def test_a_breach_in_one_dimension_moves_none(engine: Engine) -> None:
     await engine.create_budget(TEAM)
 

@@ -372,6 +372,20 @@ async def test_a_grant_is_for_one_worker_and_one_execution(engine: Engine, given
     await engine.claim_execution(execution_id, **WORKER, grant_key=key)
 
 
+async def test_any_process_of_the_worker_may_use_its_grant(engine: Engine, given: Given) -> None:
+    execution_id = await given.waiting()
+    key = await key_to(engine, execution_id)
+    claimed = await engine.claim_execution(
+        execution_id,
+        worker_id=WORKER["worker_id"],
+        worker_instance_id="another-process",
+        grant_key=key,
+    )
+    assert claimed.execution_id == execution_id
+    held = await execution_of(engine, execution_id)
+    assert held.worker_instance_id == "another-process"
+
+
 async def replayed(given: Given, execution_id: ExecutionId) -> None:
     await given.engine.cancel_execution(execution_id, reason="no")
     await given.engine.replay_execution(execution_id)

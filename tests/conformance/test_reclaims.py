@@ -290,6 +290,28 @@ async def test_only_a_holder_of_a_grant_ends_what_was_lost_too_often(
     ]
 
 
+async def test_each_takeover_has_a_later_epoch_and_takes_the_lease_from_whom_it_was(
+    engine: Engine, given: Given
+) -> None:
+    workers = (WORKER, OTHER_WORKER)
+    for each in workers:
+        await engine.register_worker(["default"], **each, liveness_ttl_ms=3_600_000)
+    execution_id, epochs = (await given.revoked()).execution_id, [1]
+    for turn in range(4):
+        worker = workers[turn % 2]
+        grant = await engine.issue_reclaim_grant(execution_id, **worker)
+        assert isinstance(grant, ReclaimGrant)
+        claimed = await engine.reclaim_execution(execution_id, **worker, grant_key=grant.grant_key)
+        assert isinstance(claimed, Claimed)
+        epochs.append(claimed.lease_epoch)
+        page = await engine.list_workers()
+        assert {each.worker_instance_id: each.held_leases for each in page.workers} == {
+            each["worker_instance_id"]: int(each is worker) for each in workers
+        }
+        await engine.revoke_lease(execution_id, reason="drained")
+    assert epochs == sorted(set(epochs))
+
+
 async def test_the_smaller_of_both_limits_holds(engine: Engine, given: Given) -> None:
     execution_id = await lost_once(given)
     key = await granted(engine, execution_id)
