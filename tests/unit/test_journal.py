@@ -478,3 +478,9 @@ def test_a_moved_call_is_refused_with_the_place_where_it_is_stored() -> None:
     )
     assert "in the branch 'fetch[1]'" in moved(asked("charge"), FETCH)
     assert "in the branch 'ada'" in moved(asked("charge"), "=ada")
+
+
+@pytest.mark.parametrize(("number", "shown"), [(1, "the sleep"), (2, "sleep number 2")])
+def test_a_sleep_is_told_without_a_name(number: int, shown: str) -> None:
+    match = Shelf([kept("a")]).take([Asked("sleep", "sleep", "", number)])[0]
+    assert match.refusal.startswith(f"{shown} is not stored, but step 'a'")

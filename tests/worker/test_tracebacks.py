@@ -75,6 +75,28 @@ async def test_a_traceback_has_the_lines_of_the_program_alone(
     assert [each.count("  File ") for each in logged] == [2, 2, 2, 1, 3]
 
 
+async def test_a_failure_an_earlier_attempt_stored_ends_in_the_line_that_made_the_call(
+    app: App,
+) -> None:
+    @app.task(retry=Retry(max_retries=1, delay=0))
+    async def share(ctx: Context) -> None:
+        try:
+            await ctx.step("divide", divide, 1, 0)
+        except ZeroDivisionError as error:
+            await ctx.step("note", str, "nobody there")
+            raise error
+
+    async with working(app):
+        run = await app.submit(share)
+        with pytest.raises(ExecutionFailed, match=r"in share, .*test_tracebacks\.py"):
+            await run.result(timeout="20s")
+        _, again = (await run.snapshot()).attempts
+    text = again.failure_traceback
+    assert text is not None
+    assert "stored by an earlier run" in text
+    assert text.count("  File ") == text.count(f'  File "{__file__}"') == 2, text
+
+
 async def test_a_step_given_wrong_arguments_points_to_who_gave_them(app: App) -> None:
     untyped: Callable[..., float] = divide
 

@@ -419,6 +419,8 @@ def firm(digest: str) -> str:
 
 
 def shown(call: Asked | Kept) -> str:
+    if call.kind == StepKind.SLEEP:
+        return "the sleep" if call.number == 1 else f"sleep number {call.number}"
     what = "the branch" if call.kind == BRANCH else "step" if call.kind == "call" else ""
     number = f" (number {call.number})" if call.number > 1 else ""
     return f"{what} {call.name!r}{number}".lstrip()

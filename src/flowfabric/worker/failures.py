@@ -146,7 +146,11 @@ def theirs(error: BaseException) -> TracebackType | None:
     last = max((n for n, name in enumerate(files) if not name.startswith(OURS)), default=None)
     if last is None:
         return None
-    expected = isinstance(error, errors.FlowFabricError) or files[-1].startswith(CALLS)
+    expected = (
+        isinstance(error, errors.FlowFabricError)
+        or files[-1].startswith(CALLS)
+        or frames[-1].tb_frame.f_code is raise_again.__code__
+    )
     end = last + 1 if expected else len(frames)
     made: TracebackType | None = None
     for n in reversed(range(end)):
@@ -362,6 +366,11 @@ def rebuilt(step_key: str, data: bytes) -> BaseException:
         note = f"stored by an earlier run, as the failure of step {step_key}"
         _set(made, _NOTES, [*getattr(made, _NOTES, ()), note])
     return made
+
+
+def raise_again(step_key: str, data: bytes) -> NoReturn:
+    """The same, raised: it comes from the call of the program, not from here."""
+    raise rebuilt(step_key, data)
 
 
 # Storing

@@ -26,7 +26,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
-from flowfabric.worker.failures import GIVEN_UP, encode_failure, rebuilt
+from flowfabric.worker.failures import GIVEN_UP, encode_failure, raise_again
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import (
@@ -270,7 +270,7 @@ class Journal:
         if position is not None:
             await self._turns.take(position)
         if step.failure is not None and not (step.kind is StepKind.CHILD and is_end(step.failure)):
-            raise rebuilt(step.step_key, step.failure)
+            raise_again(step.step_key, step.failure)
 
     async def _may_run(self, call: DurableCall) -> None:
         """Wait until a call that is not stored may run."""
