@@ -420,9 +420,15 @@ class GateState(Struct, frozen=True, kw_only=True):
         cap = self.limits.cap
         return Room(
             slots=max(0, cap - self.in_use) if cap else None,
-            starts=starts_left(self.limits, read_window(self.gate.starts), now_ms),
+            starts=self.starts_left(now_ms),
             keeps=self.limits.keeps,
         )
+
+    def starts_left(self, now_ms: int) -> int | None:
+        """How many more may start now; None for any number."""
+        if not self.limits.rate:
+            return None
+        return starts_left(self.limits, read_window(self.gate.starts), now_ms)
 
     def after(self, count: int, now_ms: int) -> Gate:
         """The gate once as many more have started, of one that limits starts."""
@@ -538,7 +544,11 @@ class _Left:
 
 def next_opening_ms(states: Iterable[GateState], now_ms: int) -> int | None:
     """When the first of the windows that are full opens."""
-    times = (opens_at_ms(state.limits, read_window(state.gate.starts), now_ms) for state in states)
+    times = (
+        opens_at_ms(state.limits, read_window(state.gate.starts), now_ms)
+        for state in states
+        if state.limits.rate
+    )
     return min((each for each in times if each is not None), default=None)
 
 

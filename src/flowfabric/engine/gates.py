@@ -495,6 +495,8 @@ class _Claiming:
     ) -> None:
         """Count what has started, at the time it did."""
         started: dict[GateId, int] = {}
+        if not any(state.limits.rate for state in states.values()):
+            return
         for row in claimed:
             if row["kind"] != HandleKind.RESUMED:
                 for gate_id in routes[int(str(row["route_id"]))].gate_ids:
