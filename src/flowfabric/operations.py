@@ -290,13 +290,13 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         read_stream tail_stream tail_execution read_summary next_events describe_schedule
         list_schedules get_budget_status read_budget_usage_and_limits list_budgets read_limit
         list_limits list_workers list_worker_events read_quota_policy_limits list_limit_use
-        list_children""",
+        list_children list_executions""",
     ),
     (
         _READ,
         Reach.EVERYTHING,
         True,
-        "list_executions list_lanes count_lanes list_suspended last_event_id read_events",
+        "list_lanes count_lanes list_suspended last_event_id read_events",
     ),
     (
         _SUBMIT,

@@ -50,6 +50,19 @@ async def test_a_partition_is_listed_in_order_of_ids(engine: Engine) -> None:
     ]
 
 
+async def test_a_partition_is_listed_of_one_namespace(engine: Engine) -> None:
+    ids = [ExecutionId(f"{{fp:7}}:550e8400-e29b-41d4-a716-{n:012x}") for n in range(6)]
+    for number, each in enumerate(ids):
+        await engine.create_execution(
+            new(execution_id=each, namespace="shop" if number % 2 else "other")
+        )
+    page = await engine.list_executions(7, namespace="shop", limit=2)
+    rest = await engine.list_executions(7, namespace="shop", cursor=page.next_cursor)
+    assert page == ExecutionPage(executions=(ids[1], ids[3]), next_cursor=ids[3])
+    assert rest == ExecutionPage(executions=(ids[5],), next_cursor=None)
+    assert (await engine.list_executions(7, namespace="nobody")).executions == ()
+
+
 async def test_the_first_and_the_last_possible_ids_are_listed_too(engine: Engine) -> None:
     first, last = ExecutionId(f"{{fp:7}}:{FIRST}"), ExecutionId(f"{{fp:7}}:{LAST}")
     await create(engine, first, last)

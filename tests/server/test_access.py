@@ -145,7 +145,8 @@ async def test_a_confined_token_creates_and_lists_in_its_namespace_only(
     created = await http.post("/v1/executions", json=body, headers=mine)
     denied = await http.post("/v1/executions", json=body | {"namespace": "shop"}, headers=mine)
     listed = (await http.get("/v1/executions", headers=mine)).json()["executions"]
-    by_partition = await http.get("/v1/executions?partition=0&limit=1000", headers=mine)
+    partition = created.json()["Created"]["execution_id"].partition("}")[0].removeprefix("{fp:")
+    by_partition = await http.get(f"/v1/executions?partition={partition}", headers=mine)
     minted = await http.post("/v1/tokens", json={"name": "n", "scopes": ["read"]}, headers=mine)
     wider = await http.post(
         "/v1/tokens", json={"name": "n", "scopes": ["read"], "namespace": "shop"}, headers=mine
@@ -156,6 +157,7 @@ async def test_a_confined_token_creates_and_lists_in_its_namespace_only(
     assert (denied.status_code, denied.json()["code"]) == (403, "namespace_denied")
     assert [each["execution_id"] for each in listed] == [execution_id]
     assert foreign not in by_partition.text
+    assert by_partition.json() == {"executions": [execution_id], "next_cursor": None}
     assert minted.json()["namespace"] == "other"
     assert wider.status_code == 403
 

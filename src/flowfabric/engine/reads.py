@@ -373,11 +373,16 @@ class Reads(unit.Group):
     # Lists
 
     async def list_executions(
-        self, partition: int | str, *, cursor: str | None = None, limit: int = 100
+        self,
+        partition: int | str,
+        *,
+        namespace: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
     ) -> ExecutionPage:
         """Ids of one partition, `7` or `{fp:7}`, in ascending order, after `cursor`.
 
-        A page holds at most a thousand, however large `limit` is.
+        Of one `namespace`, or of all. A page holds at most a thousand, however large `limit` is.
         """
         limit = min(check_int("limit", limit, 0, 2**31), bounds.PAGE_MAX)
         if isinstance(partition, str):
@@ -385,6 +390,7 @@ class Reads(unit.Group):
         check_int("partition", partition, 0, 65_535)
         check_partition(partition, self.shell.deployment.partitions)
         start = FIRST_UUID if cursor is None else uuid_after(check_cursor(cursor, partition))
+        wanted = None if namespace is None else parse_namespace(namespace)
 
         async def body(reader: Reader) -> list[ExecutionId]:
             return await reader.select_as(
@@ -392,6 +398,7 @@ class Reads(unit.Group):
                 "list_partition",
                 partition_key=partition,
                 start=start,
+                namespace=wanted,
                 limit=limit + 1,
             )
 

@@ -106,10 +106,15 @@ async def list_executions(
     """With a `partition`, ids of that partition in their order; else snapshots, newest first."""
     asked.allow(Scope.READ)
     limit = min(limit, LIST_LIMIT_MAX)
-    if partition is not None and asked.caller.namespace is None:
+    if partition is not None:
         if partition >= asked.engine.deployment.partitions.num_flow:
             return ExecutionList(executions=[], next_cursor=None)
-        ids = await asked.engine.list_executions(partition, cursor=cursor or None, limit=limit)
+        ids = await asked.engine.list_executions(
+            partition,
+            namespace=asked.caller.namespace_for(namespace),
+            cursor=cursor or None,
+            limit=limit,
+        )
         return ExecutionList(executions=list(ids.executions), next_cursor=ids.next_cursor)
     found = await asked.engine.find_executions(
         ExecutionFilter(
