@@ -12,6 +12,9 @@ from pathlib import Path
 from flowfabric import App, Context, WorkerSettings
 
 LEASE_TTL = "5s"
+DEATHS_MAX = 20
+"""A server that is away for longer than a lease cannot tell a worker that waits for it from a dead
+one, and it goes away several times in a row."""
 
 errands = App("http://127.0.0.1:9")
 
@@ -22,13 +25,13 @@ def note(journal: str, line: str) -> str:
     return line
 
 
-@errands.task
+@errands.task(max_worker_deaths=DEATHS_MAX)
 async def run_errand(ctx: Context, name: str, journal: str) -> str:
     await ctx.step("effect", note, journal, name)
     return name
 
 
-@errands.task
+@errands.task(max_worker_deaths=DEATHS_MAX)
 async def await_reply(ctx: Context, name: str, journal: str) -> str:
     reply = await ctx.wait_for_signal("reply", type=str)
     await ctx.step("effect", note, journal, name)
