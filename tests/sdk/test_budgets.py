@@ -158,7 +158,8 @@ async def test_a_budget_may_fail_the_run_that_asks_too_much(waiting_app: App) ->
         with pytest.raises(ExecutionFailed, match="budget team has no room for 11 tokens"):
             await run.result(timeout="20s")
 
-    assert caught == ["team"]
+    # It learns of the refusal, or that it has failed, whichever comes first; once, not per retry.
+    assert caught in (["team"], [])
     assert (await books(waiting_app))[1] == 0
 
 

@@ -373,7 +373,12 @@ def lists() -> Iterator[Question]:
     yield Question("list_by_route", archive | until, found, PAGE, "of a namespace until a time")
     yield Question(
         "list_partition",
-        {"partition_key": id_of(0, 0)[0], "start": id_of(ENDED_SALT, 7)[1], "limit": PAGE},
+        {
+            "partition_key": id_of(0, 0)[0],
+            "start": id_of(ENDED_SALT, 7)[1],
+            "namespace": None,
+            "limit": PAGE,
+        },
         PAGE,
         PAGE,
     )

@@ -104,17 +104,15 @@ class Admissions(unit.Group):
         async def body(tx: Transaction) -> PolicyCreated | AlreadySatisfied:
             now_ms, stored = await tx.now_ms(), gates.LimitSource.STORED
             policy = gates.new_policy(asked, found_in, called, spec, stored, now_ms)
+            if await tx.insert_new([policy]):
+                return PolicyCreated(quota_policy_id=asked)
             if (asked,) in await tx.get(gates.QuotaPolicy, [(asked,)]):
                 return AlreadySatisfied(reason="exists")
-            rows = await tx.select("policy_by_name", namespace=found_in, called=called)
-            if rows:
-                raise Conflict(
-                    f"quota policy {called!r} exists already in namespace {found_in!r}, with id"
-                    f" {rows[0]['quota_policy_id']!s}; give another name"
-                )
-            if not await tx.insert_new([policy]):
-                return AlreadySatisfied(reason="exists")
-            return PolicyCreated(quota_policy_id=asked)
+            (row,) = await tx.select("policy_by_name", namespace=found_in, called=called)
+            raise Conflict(
+                f"quota policy {called!r} exists already in namespace {found_in!r}, with id"
+                f" {row['quota_policy_id']!s}; give another name"
+            )
 
         return await self.store.transact(body)
 

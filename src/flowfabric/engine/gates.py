@@ -132,6 +132,10 @@ async def declare(
         await _check_name_free(tx, each)
     await tx.insert_new(list(new.values()))
     locked = await tx.lock(gates.QuotaPolicy, keys)
+    for each in new.values():
+        if (each.quota_policy_id,) not in locked:
+            # Somebody else took the name just now.
+            await _check_name_free(tx, each)
     after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
     await save_policies(tx, {each.quota_policy_id: each for each in after}, locked)
     return after

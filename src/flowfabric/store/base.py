@@ -124,7 +124,8 @@ class Transaction(Saving, Protocol):
         ...
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
-        """Insert rows whose key is free; return the keys that were. Others are left alone."""
+        """Insert rows whose key is free, and whatever else is theirs alone; return the keys.
+        Others are left alone."""
         ...
 
     def broken_by(self, error: BaseException) -> bool:

@@ -261,7 +261,9 @@ def _insert_new(
             f" then true else exists (select from w0 where {same}) end"
         )
     insert = f"insert into {SCHEMA}.{table.name} ({names}) {rows}"
-    return f"{insert} on conflict ({key}) do nothing returning {key}" if is_first else insert
+    # In whatever index: where two insert the same row at once, the one that comes second may
+    # meet the other in any of them.
+    return f"{insert} on conflict do nothing returning {key}" if is_first else insert
 
 
 @lru_cache(maxsize=1024)

@@ -40,8 +40,7 @@ def insert_text(record: type[Struct]) -> str:
 
 @lru_cache(maxsize=256)
 def insert_new_text(record: type[Struct]) -> str:
-    key = ", ".join(mapping.table_of(record).key)
-    return f"{insert_text(record)} on conflict ({key}) do nothing"
+    return f"{insert_text(record)} on conflict do nothing"
 
 
 @lru_cache(maxsize=1024)
