@@ -335,7 +335,6 @@ class Worker:
             announce(self._engine, self.settings, self._shares.names, self._tasks, namespace)
         )
         background = [
-            announcing,
             asyncio.create_task(release_blocked(self._engine, self._tasks, namespace)),
             asyncio.create_task(self._watch_for_lost()),
         ]
@@ -345,22 +344,25 @@ class Worker:
             if self.settings.reconcile and not self._engine.is_remote
             else None
         )
+        withdrawing = False
         self._heartbeat.start()
         if supervisor is not None:
             supervisor.start()
         try:
             await self._claim_until_stopped()
             # What is still to be claimed should not look as if this worker took it.
-            announcing.cancel()
+            withdrawing = announcing.cancel()
             await self._drain()
         finally:
             if supervisor is not None:
                 await supervisor.stop()
+            # Twice would keep a worker from withdrawing its presence. To ask the task is no good:
+            # a timeout that is up cancels it as well.
+            if not withdrawing:
+                announcing.cancel()
             for task in background:
-                # Twice would keep a worker from withdrawing its presence.
-                if not task.cancelling():
-                    task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+                task.cancel()
+            await asyncio.gather(announcing, *background, return_exceptions=True)
             await self._heartbeat.stop()
             self._functions.close()
             unwatch()
