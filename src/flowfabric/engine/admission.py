@@ -25,8 +25,15 @@ from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import TERMINAL_STATES
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import unit
-from flowfabric.engine.gates import GATES_TOPIC, GateRow, declare, load, save_policies
-from flowfabric.errors import Conflict, InvalidInput, NotFound, Terminal
+from flowfabric.engine.gates import (
+    GATES_TOPIC,
+    GateRow,
+    check_name_free,
+    declare,
+    load,
+    save_policies,
+)
+from flowfabric.errors import InvalidInput, NotFound, Terminal
 from flowfabric.store.base import Key, Reader, Transaction
 
 DEFAULT_DIMENSION = "default"
@@ -106,13 +113,9 @@ class Admissions(unit.Group):
             policy = gates.new_policy(asked, found_in, called, spec, stored, now_ms)
             if await tx.insert_new([policy]):
                 return PolicyCreated(quota_policy_id=asked)
-            if (asked,) in await tx.get(gates.QuotaPolicy, [(asked,)]):
-                return AlreadySatisfied(reason="exists")
-            (row,) = await tx.select("policy_by_name", namespace=found_in, called=called)
-            raise Conflict(
-                f"quota policy {called!r} exists already in namespace {found_in!r}, with id"
-                f" {row['quota_policy_id']!s}; give another name"
-            )
+            if not await tx.get(gates.QuotaPolicy, [(asked,)]):
+                await check_name_free(tx, policy)
+            return AlreadySatisfied(reason="exists")
 
         return await self.store.transact(body)
 

@@ -129,25 +129,26 @@ async def declare(
         return after
     new = {each.quota_policy_id: each for each in asked if (each.quota_policy_id,) not in known}
     for each in new.values():
-        await _check_name_free(tx, each)
+        await check_name_free(tx, each)
     await tx.insert_new(list(new.values()))
     locked = await tx.lock(gates.QuotaPolicy, keys)
     for each in new.values():
         if (each.quota_policy_id,) not in locked:
             # Somebody else took the name just now.
-            await _check_name_free(tx, each)
+            await check_name_free(tx, each)
     after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
     await save_policies(tx, {each.quota_policy_id: each for each in after}, locked)
     return after
 
 
-async def _check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:
+async def check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:
+    """Raise `Conflict` if another policy of the namespace has the name."""
     rows = await tx.select("policy_by_name", namespace=policy.namespace, called=policy.name)
     for row in rows:
         if str(row["quota_policy_id"]) != policy.quota_policy_id:
             raise Conflict(
                 f"quota policy {policy.name!r} exists already in namespace {policy.namespace!r},"
-                f" with an id of its own; give the limit another name"
+                f" with id {row['quota_policy_id']!s}; give another name"
             )
 
 
