@@ -8,6 +8,7 @@ import pytest
 
 from flowfabric.store.base import Reader, Store
 from flowfabric.store.postgres.driver import connect, know_arrays
+from flowfabric.store.postgres.pool import Connections
 from flowfabric.store.urls import open_store
 from tests.silence import Network
 
@@ -73,6 +74,7 @@ async def test_arrays_are_known_without_asking(postgres_database: str) -> None:
         command_timeout=10,
         statement_cache_size=100,
         max_cached_statement_lifetime=0,
+        max_cacheable_statement_size=0,
         server_settings={},
     )
     asking = "select count(*) from pg_prepared_statements where statement ~ 'typeinfo[_]tree'"
@@ -83,3 +85,21 @@ async def test_arrays_are_known_without_asking(postgres_database: str) -> None:
     ((asked,),) = await connection.fetch(asking)
     assert asked == 0
     await connection.close()
+
+
+async def test_the_longest_statements_are_prepared_once(postgres_database: str) -> None:
+    """The driver would have the server plan them anew each time."""
+    connections = Connections(
+        postgres_database, pool_max=1, acquire_timeout_s=30, statement_cache_size=10
+    )
+    await connections.open()
+    try:
+        async with connections.acquire() as connection:
+            for _ in range(2):
+                await connection.fetch(f"select 'long' as found /* {100_000 * '.'} */")
+            ((prepared,),) = await connection.fetch(
+                "select count(*) from pg_prepared_statements where statement ~ '^select .long. as'"
+            )
+    finally:
+        await connections.close()
+    assert prepared == 1

@@ -347,6 +347,7 @@ async def without_settings(
     command_timeout: float,
     statement_cache_size: int,
     max_cached_statement_lifetime: int,
+    max_cacheable_statement_size: int,
     server_settings: dict[str, str],
 ) -> Connection:
     """As PgBouncer in transaction mode."""
@@ -359,6 +360,7 @@ async def without_settings(
         command_timeout=command_timeout,
         statement_cache_size=statement_cache_size,
         max_cached_statement_lifetime=max_cached_statement_lifetime,
+        max_cacheable_statement_size=max_cacheable_statement_size,
         server_settings=server_settings,
     )
 

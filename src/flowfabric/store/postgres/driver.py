@@ -67,6 +67,7 @@ class _Connect(Protocol):
         command_timeout: float,
         statement_cache_size: int,
         max_cached_statement_lifetime: int,
+        max_cacheable_statement_size: int,
         server_settings: dict[str, str],
     ) -> Awaitable[Connection]: ...
 

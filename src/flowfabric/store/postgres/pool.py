@@ -376,6 +376,7 @@ class Connections:
                         command_timeout=command_timeout_s,
                         statement_cache_size=0 if self.behind_pooler else statement_cache_size,
                         max_cached_statement_lifetime=0,
+                        max_cacheable_statement_size=0,
                         server_settings=settings,
                     )
             except PostgresError as error:
