@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+from flowfabric.config import Data, Item, T, Values
 from flowfabric.core.checks import ENCODED
-from flowfabric.engine import unit
-from flowfabric.engine.unit import Data, Item, T
 from flowfabric.errors import CodecFailed, InvalidInput
 
 PLAIN_BYTES_MAX: Final = 1024 * 1024 * 1024
@@ -35,7 +34,7 @@ class Codec(Protocol):
     def decode(self, data: bytes, /) -> bytes: ...
 
 
-class CodedValues(unit.Values):
+class CodedValues(Values):
     """Payloads go through a codec on their way in and out, off the event loop."""
 
     coded = True

@@ -22,7 +22,7 @@ from msgspec import structs
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.engine import unit
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Swept
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 

@@ -9,7 +9,7 @@ from flowfabric.core.records import Step, StepKind
 from flowfabric.core.results import Changed, Claimed, Delayed, Marked
 from flowfabric.core.states import AttemptState, BlockingReason, EligibilityState, PublicState
 from flowfabric.core.steps import LOOK_AGAIN_MS, LOOK_AGAIN_MS_MAX
-from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Swept
 from flowfabric.errors import ExecutionNotActive, ExecutionNotEligible, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import attempt_set_aside, lease_event, set_aside

@@ -10,8 +10,8 @@ from flowfabric.core.checks import CSV_MAX_BYTES, TAG_VALUE_MAX_BYTES
 from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import ScheduleDefinition
-from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import ExecutionFilter
+from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Completion
 from flowfabric.errors import InvalidInput
 from flowfabric.reconcilers import run_due

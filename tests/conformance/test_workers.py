@@ -18,7 +18,7 @@ from flowfabric.core.workers import (
     WorkerEventKind,
     decide_heartbeat,
 )
-from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Swept
 from flowfabric.engine.workers import LaneCounts
 from flowfabric.errors import InvalidCapabilities, InvalidInput, LeaseRevoked
 from flowfabric.reconcilers import run_due

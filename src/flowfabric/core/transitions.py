@@ -155,6 +155,36 @@ class Subject(Struct, frozen=True, kw_only=True):
     """The open ones, by id."""
 
 
+def advance(subject: Subject, changes: Changes) -> Subject:
+    """The subject as it will be once `changes` are saved."""
+    for record in (*changes.inserts, *changes.updates):
+        if isinstance(record, Execution) and record.execution_id == subject.execution.execution_id:
+            subject = structs.replace(subject, execution=record)
+    for record in (*changes.inserts, *changes.updates):
+        if (
+            isinstance(record, Attempt)
+            and record.execution_id == subject.execution.execution_id
+            and record.attempt_index == subject.execution.current_attempt_index
+        ):
+            subject = structs.replace(subject, attempt=record)
+    return _advance_open(subject, changes)
+
+
+def _advance_open(subject: Subject, changes: Changes) -> Subject:
+    execution_id = subject.execution.execution_id
+    for record in (*changes.inserts, *changes.updates):
+        if isinstance(record, Suspension) and record.execution_id == execution_id:
+            still_open = record if record.closed_at_ms is None else None
+            subject = structs.replace(subject, suspension=still_open)
+        elif isinstance(record, Waitpoint) and record.execution_id == execution_id:
+            others = [w for w in subject.waitpoints if w.waitpoint_id != record.waitpoint_id]
+            if record.state is not WaitpointState.CLOSED:
+                others.append(record)
+            ordered = tuple(sorted(others, key=lambda w: w.waitpoint_id))
+            subject = structs.replace(subject, waitpoints=ordered)
+    return subject
+
+
 def settle(execution: Execution) -> Execution:
     """The same execution with its derived fields brought up to date."""
     if situations.falls_to_join(execution):

@@ -20,8 +20,7 @@ from flowfabric.core.transitions import Changes
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.ledger import save_budgets
-from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import Group, Shell, row_execution_id
+from flowfabric.engine.unit import Group, Shell, Swept, row_execution_id
 from flowfabric.engine.work import Work
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction

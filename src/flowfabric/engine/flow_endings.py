@@ -43,8 +43,8 @@ from flowfabric.engine.flows import (
     member_counts,
     skipped_among,
 )
-from flowfabric.engine.operators import Swept
 from flowfabric.engine.steps import find_stranded, wake_stranded
+from flowfabric.engine.unit import Swept
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
 from flowfabric.store.base import Reader, Transaction
 

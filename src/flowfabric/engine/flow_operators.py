@@ -32,8 +32,8 @@ from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState,
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
 from flowfabric.engine import unit
 from flowfabric.engine.flows import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
-from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import ExecutionFilter, ListCursor, check_filter, select_matching
+from flowfabric.engine.unit import Swept
 from flowfabric.store.base import Key, Reader, Transaction
 
 BUSY_PAUSE_S = 0.05
@@ -409,9 +409,7 @@ class FlowReplays(FlowBuilding):
         (answer,) = await self.replay_executions(
             [execution_id], reason=reason, requested_by=requested_by
         )
-        if isinstance(answer, errors.FlowFabricError):
-            raise answer
-        return answer
+        return unit.answered(answer)
 
     async def replay_executions(
         self,

@@ -39,7 +39,8 @@ from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, held_until_ms
 from flowfabric.core.views import MemberCounts, edge_snapshot
 from flowfabric.engine import unit
-from flowfabric.engine.operators import Swept, trim_executions
+from flowfabric.engine.operators import trim_executions
+from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Work
 from flowfabric.store.base import Parameter, Reader, Transaction
 

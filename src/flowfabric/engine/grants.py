@@ -31,7 +31,7 @@ from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, combine
 from flowfabric.engine import leases, unit
 from flowfabric.engine.gates import REMEMBERED_MAX, ClaimQuery
 from flowfabric.engine.grant_limits import admit, best_limited, best_ready
-from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import let_go, present_workers
 from flowfabric.store.base import Parameter, Transaction
@@ -499,10 +499,7 @@ class Grants(unit.Group):
         async def body(tx: Transaction) -> T | errors.FlowFabricError:
             return await within(tx, asked, decide)
 
-        outcome = await self.store.transact(body)
-        if isinstance(outcome, errors.FlowFabricError):
-            raise outcome
-        return outcome
+        return unit.answered(await self.store.transact(body))
 
     async def _issue(self, execution_id: str, decide: Decide[T]) -> T:
         return await self._alone(execution_id, decide, self._issue_in)

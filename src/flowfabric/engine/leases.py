@@ -338,9 +338,7 @@ class Leases(unit.Group):
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
         (outcome,) = await self.renew_many([handle])
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return unit.answered(outcome)
 
     async def renew_many(
         self, handles: Sequence[Handle | bytes], *, lock_wait_ms: int | None = None

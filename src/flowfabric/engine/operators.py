@@ -4,7 +4,6 @@ Every operation works on one execution by id. The timed ones decide again under
 the lock, so calling one too early, twice, or from many processes does no harm.
 """
 
-import random
 import time
 from collections.abc import Callable, Sequence
 
@@ -24,7 +23,7 @@ from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.leases import Leases
-from flowfabric.engine.unit import Ask
+from flowfabric.engine.unit import Ask, Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -34,19 +33,6 @@ TIMER_DECISIONS: dict[str, TimerDecision] = {
     ATTEMPT_TIMEOUT: executions.decide_attempt_timeout,
     EXECUTION_DEADLINE: executions.decide_deadline,
 }
-
-
-class Swept(Struct, frozen=True, kw_only=True):
-    """What one sweep did."""
-
-    acted: int
-    """Executions that changed."""
-    full: bool
-    """Whether the batch was full: there may be more."""
-    held: bool = False
-    """Whether another process holds something that is due."""
-    failures: tuple[str, ...] = ()
-    """What could not be done, and why; it is tried again later."""
 
 
 def _expire_lease(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
@@ -229,25 +215,27 @@ class Operators(Leases):
             waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
             return leases.decide_expire_lease(subject, timing.now_ms, waited_ms=waited)
 
-        return await self._sweep("due_leases", expire, limit, only)
+        return await self.shell.sweep("due_leases", expire, limit, only)
 
     async def promote_due_delays(
         self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """Make delayed executions ready whose time has come."""
-        return await self._sweep("due_delays", _promote, limit, only)
+        return await self.shell.sweep("due_delays", _promote, limit, only)
 
     async def expire_due_attempts(
         self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """End attempts that run too long."""
-        return await self._sweep("due_attempts", executions.decide_attempt_timeout, limit, only)
+        return await self.shell.sweep(
+            "due_attempts", executions.decide_attempt_timeout, limit, only
+        )
 
     async def expire_due_deadlines(
         self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """End executions past their deadline."""
-        return await self._sweep("due_deadlines", executions.decide_deadline, limit, only)
+        return await self.shell.sweep("due_deadlines", executions.decide_deadline, limit, only)
 
     async def next_due(self) -> dict[str, int]:
         """Milliseconds until each reconciler has something to do; those that never do are absent.
@@ -266,25 +254,6 @@ class Operators(Leases):
             return {name: due_ms - now_ms for name, due_ms in times.items()}
 
         return await self.store.read(body)
-
-    async def _sweep(
-        self, due: str, decide: TimerDecision, limit: int, only: ScannerFilter
-    ) -> Swept:
-        """Find due rows that no other process is handling, and decide each again under its lock."""
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
-        whose = check_scanner_filter(only).parameters
-        chances = [random.random() for _ in range(limit)]
-
-        async def body(tx: Transaction) -> Swept:
-            found = await tx.select_as(
-                ExecutionId, due, now_ms=await tx.now_ms(), limit=limit, **whose
-            )
-            asks = [Ask(execution_id, decide) for execution_id in found]
-            outcomes = await self.shell.decide_in(tx, asks, chances[: len(asks)]) if asks else []
-            acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
-            return Swept(acted=acted, full=len(found) == limit)
-
-        return await self.store.transact(body)
 
     # Forgetting: ended executions after their keep time, old events, used-up guards, unused kinds
     #

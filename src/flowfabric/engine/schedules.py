@@ -28,9 +28,8 @@ from flowfabric.core.schedules import (
 from flowfabric.core.transitions import Changes
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
-from flowfabric.engine.operators import Swept
 from flowfabric.engine.routes import Route
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Group, Shell
+from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Group, Shell, Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Reader, Transaction
 

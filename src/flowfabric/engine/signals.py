@@ -15,7 +15,7 @@ from typing import TypedDict, Unpack
 
 from msgspec import Struct, structs
 
-from flowfabric.core import conditions, signals
+from flowfabric.core import conditions, ids, signals
 from flowfabric.core.bounds import (
     IDEMPOTENCY_KEY_BYTES_MAX,
     SIGNAL_DEDUP_TTL_MS_MAX,
@@ -32,22 +32,6 @@ from flowfabric.core.checks import (
 )
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import (
-    FIRST_UUID,
-    INDEX_MAX,
-    ExecutionId,
-    SignalId,
-    SuspensionId,
-    WaitpointId,
-    WaitpointKey,
-    parse_execution_id,
-    parse_index,
-    parse_lane_id,
-    parse_namespace,
-    parse_uuid,
-    partition_of,
-    uuid_of,
-)
 from flowfabric.core.records import (
     Execution,
     HmacKey,
@@ -109,7 +93,7 @@ class Refusals:
         self._since = 0
         self._last_s: float | None = None
 
-    def note(self, execution_id: ExecutionId, code: str) -> None:
+    def note(self, execution_id: ids.ExecutionId, code: str) -> None:
         self._since += 1
         now_s = time.monotonic()
         if self._last_s is not None and now_s - self._last_s < REFUSALS_LOGGED_EVERY_S:
@@ -139,8 +123,8 @@ def check_signal(
     namespace: object = None,
 ) -> signals.SignalRequest:
     return signals.SignalRequest(
-        signal_id=SignalId(
-            unit.new_uuid() if signal_id is None else parse_uuid("signal_id", signal_id)
+        signal_id=ids.SignalId(
+            unit.new_uuid() if signal_id is None else ids.parse_uuid("signal_id", signal_id)
         ),
         signal_id_is_new=signal_id is None,
         signal_name=check_name("signal_name", signal_name),
@@ -158,7 +142,7 @@ def check_signal(
         or None,
         target_scope=check_text("target_scope", target_scope),
         created_at_ms=check_optional_time("created_at_ms", created_at_ms),
-        namespace=None if namespace is None else parse_namespace(namespace),
+        namespace=None if namespace is None else ids.parse_namespace(namespace),
         dedup_ttl_ms=None
         if dedup_ttl_ms is None
         else check_int("dedup_ttl_ms", dedup_ttl_ms, 0, SIGNAL_DEDUP_TTL_MS_MAX),
@@ -172,14 +156,14 @@ def kept_topic(worker_instance_id: str) -> str:
 
 SIGNAL_TOPIC = "signal"
 _PARTITION = re.compile(r"^\{fp:([0-9]+)\}:")
-_NOBODY = ExecutionId(f"{{fp:{INDEX_MAX}}}:{FIRST_UUID}")
+_NOBODY = ids.ExecutionId(f"{{fp:{ids.INDEX_MAX}}}:{ids.FIRST_UUID}")
 """An id that no execution has."""
 
 
 class WaitpointName(Struct, frozen=True):
     """Whichever waitpoint the execution has open under a name."""
 
-    waitpoint_key: WaitpointKey
+    waitpoint_key: ids.WaitpointKey
     keep: bool = True
     """Keep the signal for the next wait of that name when nothing waits for it."""
 
@@ -187,8 +171,8 @@ class WaitpointName(Struct, frozen=True):
 class Delivery(Struct, frozen=True, kw_only=True):
     """One signal to one execution, and by what right."""
 
-    execution_id: ExecutionId
-    address: WaitpointId | WaitpointName
+    execution_id: ids.ExecutionId
+    address: ids.WaitpointId | WaitpointName
     request: signals.SignalRequest
     token: WaitpointToken | None = None
     """None: an operator delivers."""
@@ -286,9 +270,9 @@ class SignalOperations(Waitpoints):
         )
         delivery = Delivery(
             execution_id=self.shell.check_execution_id(execution_id),
-            address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
+            address=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),
             request=request,
-            lane_id=None if lane_id is None else parse_lane_id(lane_id),
+            lane_id=None if lane_id is None else ids.parse_lane_id(lane_id),
         )
         return await self._deliver(delivery)
 
@@ -313,7 +297,7 @@ class SignalOperations(Waitpoints):
         given: SignalOptions = {"source_type": "operator", **options}
         delivery = Delivery(
             execution_id=self.shell.check_execution_id(execution_id),
-            address=WaitpointName(WaitpointKey(key), check_bool("keep", keep)),
+            address=WaitpointName(ids.WaitpointKey(key), check_bool("keep", keep)),
             request=await self._signal_asked_for(signal_name, given),
         )
         return await self._deliver(delivery)
@@ -367,7 +351,7 @@ class SignalOperations(Waitpoints):
         for ten minutes, so that senders and people see it while it is not met.
         """
         opened = self.shell.open_handle(handle)
-        named = SuspensionId(parse_uuid("suspension_id", suspension_id))
+        named = ids.SuspensionId(ids.parse_uuid("suspension_id", suspension_id))
         options: suspensions.SuspendOptions = {
             "suspension_id": named,
             "idempotency_key": named,
@@ -428,7 +412,7 @@ def _waitpoints_of(request: SuspendRequest) -> list[BoundWaitpoint]:
     ]
 
 
-async def _is_met(tx: Transaction, subject: Subject, suspension_id: SuspensionId) -> bool:
+async def _is_met(tx: Transaction, subject: Subject, suspension_id: ids.SuspensionId) -> bool:
     """Whether the wait was met since it was looked at without locks."""
     execution = subject.execution
     key = (execution.partition_key, execution.execution_id, suspension_id)
@@ -468,19 +452,19 @@ def _delivery(
     return Delivery(
         # No word on whether there is such a partition: the token says what exists.
         execution_id=_bearers_execution_id(execution_id),
-        address=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
+        address=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),
         request=request,
         token=check_token(waitpoint_token),
     )
 
 
-def _bearers_execution_id(text: object) -> ExecutionId:
+def _bearers_execution_id(text: object) -> ids.ExecutionId:
     """A partition that no deployment has is answered like one that this one does not have."""
     if isinstance(text, str) and (found := _PARTITION.match(text)):
-        parse_execution_id(_PARTITION.sub("{fp:0}:", text))
-        if parse_index(found[1]) is None:
+        ids.parse_execution_id(_PARTITION.sub("{fp:0}:", text))
+        if ids.parse_index(found[1]) is None:
             return _NOBODY
-    return parse_execution_id(text)
+    return ids.parse_execution_id(text)
 
 
 async def _key_of(reader: Reader, delivery: Delivery) -> HmacKey | None:
@@ -499,8 +483,8 @@ async def _read_receiver(delivery: Delivery, tx: Unlocked) -> _Receiver | None:
     rows = await tx.select_joined(
         (Execution, Suspension, Waitpoint),
         "read_receiver",
-        partition_key=partition_of(execution_id),
-        execution_id=uuid_of(execution_id),
+        partition_key=ids.partition_of(execution_id),
+        execution_id=ids.uuid_of(execution_id),
     )
     execution = rows[0].get(Execution) if rows else None
     if execution is None:
@@ -559,7 +543,7 @@ async def _find_for(
     reader: Reader,
     subject: Subject,
     delivery: Delivery,
-    address: WaitpointId,
+    address: ids.WaitpointId,
     dedup: SignalDedup | None,
 ) -> signals.SignalFindings:
     """What the decision needs."""
@@ -593,7 +577,7 @@ async def _kept_size(reader: Reader, execution: Execution) -> KeptSize:
         KeptSize,
         "size_kept_signals",
         partition_key=execution.partition_key,
-        execution_id=uuid_of(execution.execution_id),
+        execution_id=ids.uuid_of(execution.execution_id),
     )
     return size
 
@@ -613,7 +597,7 @@ async def _lock_earlier(
         SignalDedup,
         "list_signal_dedups",
         partition_key=execution.partition_key,
-        execution_id=uuid_of(execution.execution_id),
+        execution_id=ids.uuid_of(execution.execution_id),
         waitpoint_key=address.waitpoint_key,
         mailbox_id=mailbox_id(execution.execution_id, address.waitpoint_key),
         idempotency_key=idempotency_key,
@@ -622,7 +606,7 @@ async def _lock_earlier(
 
 def _address(
     subject: Subject, delivery: Delivery, earlier: Sequence[SignalDedup], now_ms: int
-) -> WaitpointId:
+) -> ids.WaitpointId:
     """Which waitpoint the signal goes to."""
     if isinstance(delivery.address, str):
         return delivery.address
@@ -643,7 +627,7 @@ async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ..
             SignalFacts,
             "list_satisfiers",
             partition_key=execution.partition_key,
-            execution_id=uuid_of(execution.execution_id),
+            execution_id=ids.uuid_of(execution.execution_id),
             suspension_id=suspension.suspension_id,
         )
     )

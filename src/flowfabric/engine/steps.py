@@ -34,7 +34,7 @@ from flowfabric.core.steps import (
 )
 from flowfabric.core.transitions import Changes, Decision, Subject, change, combine
 from flowfabric.engine import unit
-from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -180,10 +180,7 @@ class Steps(unit.Group):
                 await tx.insert_new(waiters)
             return outcome
 
-        outcome = await self.store.transact(body)
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return unit.answered(await self.store.transact(body))
 
     async def wake_awaiting(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Make executions ready that wait for one that has ended."""
@@ -227,9 +224,7 @@ class Steps(unit.Group):
     async def hand_back(self, handle: Handle | bytes, *, reason: str) -> HandedBack:
         """Return a lease before it ends; the execution is ready for another worker at once."""
         (outcome,) = await self.hand_back_many([handle], reason=reason)
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return unit.answered(outcome)
 
     async def hand_back_many(
         self, handles: Sequence[Handle | bytes], *, reason: str

@@ -43,8 +43,15 @@ from flowfabric.core.streams import (
     decide_forget,
 )
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.operators import Swept
-from flowfabric.engine.unit import Group, execution_key, fence_of, row_execution_id, value_or_error
+from flowfabric.engine.unit import (
+    Group,
+    Swept,
+    answered,
+    execution_key,
+    fence_of,
+    row_execution_id,
+    value_or_error,
+)
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
 from flowfabric.store.base import Key, Transaction, UniqueViolation
 
@@ -88,9 +95,7 @@ class Streams(Group):
             )
         )
         (outcome,) = await self._append([append])
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome[0]
+        return answered(outcome)[0]
 
     async def append_frames(
         self, appends: Sequence[FrameAppend]

@@ -45,7 +45,6 @@ from flowfabric.core.waitpoints import (
     details_of,
 )
 from flowfabric.engine import unit, waitpoint_keys
-from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import load_kept
 from flowfabric.store.base import Joined, Transaction, Unlocked
 
@@ -163,31 +162,17 @@ class Suspensions(unit.Group):
     async def expire_suspension(self, execution_id: str) -> resumption.ExpireResult:
         """Apply a suspension's timeout, if it has passed."""
         try:
-            return await self.shell.decide(_expire_ask(self.shell.check_execution_id(execution_id)))
+            return await self.shell.decide(
+                unit.Ask(self.shell.check_execution_id(execution_id), _expire)
+            )
         except errors.NotFound:
             return results.AlreadySatisfied(reason="not_found_cleaned")
 
     async def expire_due_suspensions(
         self, *, limit: int = bounds.SWEEP_BATCH, only: events.ScannerFilter = events.EVERYBODY
-    ) -> Swept:
+    ) -> unit.Swept:
         """Apply the timeouts of suspensions that last too long."""
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
-        whose = events.check_scanner_filter(only).parameters
-        signal_ids = [unit.new_uuid() for _ in range(limit)]
-
-        async def body(tx: Transaction) -> Swept:
-            found = await tx.select_as(
-                ids.ExecutionId, "due_suspensions", now_ms=await tx.now_ms(), limit=limit, **whose
-            )
-            asks = [
-                _expire_ask(execution_id, signal_id)
-                for execution_id, signal_id in zip(found, signal_ids, strict=False)
-            ]
-            outcomes = await self.shell.decide_in(tx, asks)
-            acted = sum(isinstance(outcome, resumption.SuspensionExpired) for outcome in outcomes)
-            return Swept(acted=acted, full=len(found) == limit)
-
-        return await self.store.transact(body)
+        return await self.shell.sweep("due_suspensions", _expire, limit, only)
 
     # Shared
 
@@ -284,15 +269,8 @@ class Suspensions(unit.Group):
         )
 
 
-def _expire_ask(
-    execution_id: ids.ExecutionId, signal_id: str | None = None
-) -> unit.Ask[resumption.ExpireResult]:
-    named = ids.SignalId(signal_id or unit.new_uuid())
-
-    def decide(subject: Subject, timing: Timing) -> Decision[resumption.ExpireResult]:
-        return resumption.decide_expire_suspension(subject, named, timing)
-
-    return unit.Ask(execution_id, decide)
+def _expire(subject: Subject, timing: Timing) -> Decision[resumption.ExpireResult]:
+    return resumption.decide_expire_suspension(subject, ids.SignalId(unit.new_uuid()), timing)
 
 
 async def lock_subject(tx: Transaction, execution_id: ids.ExecutionId) -> Subject:

@@ -13,32 +13,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Generic, Self, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from flowfabric.config import EngineConfig
+from flowfabric.config import EngineConfig, Values
+from flowfabric.core import ids
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.events import EventCategory
+from flowfabric.core.events import EventCategory, ScannerFilter, check_scanner_filter
 from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
-from flowfabric.core.ids import (
-    AttemptId,
-    ExecutionId,
-    LeaseId,
-    PartitionConfig,
-    check_own_partition,
-    check_partition,
-    make_execution_id,
-    own_execution_id,
-    parse_any_id,
-    parse_namespace,
-    parse_own_id,
-    parse_uuid,
-    partition_of,
-    uuid4_from,
-    uuid7,
-    uuid_of,
-)
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, NewIds
 from flowfabric.core.records import (
     Attempt,
@@ -50,9 +34,18 @@ from flowfabric.core.records import (
     first_attempt,
     runs_first_attempt,
 )
+from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, OwnershipState, TerminalOutcome
-from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Refusal, Subject, combine
+from flowfabric.core.transitions import (
+    NO_CHANGES,
+    Changes,
+    Decision,
+    Refusal,
+    Subject,
+    advance,
+    combine,
+)
 from flowfabric.engine.gates import gated_routes
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
@@ -71,16 +64,18 @@ from flowfabric.store.base import (
 # Whether an execution got on in its current attempt -------------------------
 
 
-async def stepped_in_attempt(tx: Transaction, executions: Sequence[Execution]) -> set[ExecutionId]:
+async def stepped_in_attempt(
+    tx: Transaction, executions: Sequence[Execution]
+) -> set[ids.ExecutionId]:
     """Those that have stored a step in their current attempt."""
     if not executions:
         return set()
     return set(
         await tx.select_as(
-            ExecutionId,
+            ids.ExecutionId,
             "stepped_attempts",
             partition_keys=[each.partition_key for each in executions],
-            execution_ids=[uuid_of(each.execution_id) for each in executions],
+            execution_ids=[ids.uuid_of(each.execution_id) for each in executions],
             attempt_indexes=[each.current_attempt_index for each in executions],
         )
     )
@@ -88,8 +83,6 @@ async def stepped_in_attempt(tx: Transaction, executions: Sequence[Execution]) -
 
 T = TypeVar("T")
 V = TypeVar("V")
-Data = TypeVar("Data", bytes, bytes | None)
-Item = TypeVar("Item", bound=Struct)
 
 DUE_HINT_WITHIN_MS = 5_000
 """Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
@@ -112,7 +105,7 @@ def ready_topic(lane_id: str) -> str:
 class Ask(Struct, Generic[T], frozen=True):
     """One decision to be made about one execution."""
 
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     decide: Callable[[Subject, Timing], Decision[T]]
 
 
@@ -121,45 +114,28 @@ LockRows = Callable[[Transaction], Awaitable[V]]
 DecideOn = Callable[[V, Timing], Decision[T]]
 
 
+class Swept(Struct, frozen=True, kw_only=True):
+    """What one sweep did."""
+
+    acted: int
+    """Executions that changed."""
+    full: bool
+    """Whether the batch was full: there may be more."""
+    held: bool = False
+    """Whether another process holds something that is due."""
+    failures: tuple[str, ...] = ()
+    """What could not be done, and why; it is tried again later."""
+
+
+def _has_acted(answer: object) -> bool:
+    return not isinstance(answer, AlreadySatisfied)
+
+
 class Deployment(Struct, frozen=True, kw_only=True):
     """What all processes on one database share."""
 
-    partitions: PartitionConfig
+    partitions: ids.PartitionConfig
     handle_key: bytes
-
-
-class Values:
-    """How payloads, results and frames are stored: as they are, unless an app has a codec."""
-
-    coded = False
-
-    def __init__(self, plain_bytes_max: int) -> None:
-        self.plain_bytes_max = plain_bytes_max
-        """Largest payload or result that callers may pass."""
-
-    def pack(self, data: Data) -> Data:
-        """Data as it is stored. Safe to repeat."""
-        return data
-
-    def seal(self, data: bytes) -> bytes:
-        """Data as it is stored where that is marked elsewhere: it may begin with anything."""
-        return data
-
-    def unpack(self, data: Data) -> Data:
-        return data
-
-    def show(self, data: Data) -> Data:
-        """Unpacked; as it is stored if it cannot be read, so that others still can."""
-        return data
-
-    async def through(self, value: T, change: Callable[[T], T]) -> T:
-        """Change a value by one of the above, if there is anything to change."""
-        return value
-
-    async def through_all(
-        self, records: Sequence[Item], change: Callable[[Item], Item]
-    ) -> Sequence[Item]:
-        return records
 
 
 class Shell(KnowsRoutes):
@@ -198,28 +174,22 @@ class Shell(KnowsRoutes):
         """Decide each in order, in one transaction; refusals take the place of answers."""
         if not asks:
             return []
-        chances = [random.random() for _ in asks]
 
         async def body(tx: Transaction) -> list[T | FlowFabricError]:
-            return await self.decide_in(tx, asks, chances)
+            return await self.decide_in(tx, asks)
 
         return await self.store.transact(body, lock_wait_ms=lock_wait_ms)
 
-    async def decide_in(
-        self, tx: Transaction, asks: Sequence[Ask[T]], chances: Sequence[float] | None = None
-    ) -> list[T | FlowFabricError]:
-        """The same inside a transaction that does other things too.
-
-        `chances` are for decisions that draw lots, as about when to try again.
-        """
+    async def decide_in(self, tx: Transaction, asks: Sequence[Ask[T]]) -> list[T | FlowFabricError]:
+        """The same inside a transaction that does other things too."""
         if not asks:
             return []
         subjects = await lock_subjects(tx, {ask.execution_id for ask in asks})
         now_ms = await tx.now_ms()
         outcomes: list[T | FlowFabricError] = []
         parts: list[Changes] = []
-        for ask, chance in zip(asks, chances or [0.0] * len(asks), strict=True):
-            decided = _decide_one(ask, subjects.get(ask.execution_id), self.timing(now_ms, chance))
+        for ask in asks:
+            decided = _decide_one(ask, subjects.get(ask.execution_id), self.timing(now_ms))
             outcomes.append(decided.outcome)
             if decided.changes is not NO_CHANGES:
                 parts.append(decided.changes)
@@ -305,25 +275,58 @@ class Shell(KnowsRoutes):
 
         return body
 
-    def timing(self, now_ms: int, chance: float = 0.0) -> Timing:
-        return Timing(now_ms=now_ms, chance=chance)
+    def timing(self, now_ms: int) -> Timing:
+        return Timing(now_ms=now_ms, chance=random.random())
+
+    # Sweeping
+
+    async def sweep(
+        self,
+        due: str,
+        decide: Callable[[Subject, Timing], Decision[T]],
+        limit: int,
+        only: ScannerFilter,
+        *,
+        count: Callable[[T], int] = _has_acted,
+    ) -> Swept:
+        """Find due rows that no other process is handling, and decide each again under its lock.
+
+        `count` says how many changes an answer stands for.
+        """
+        check_int("limit", limit, 1, BATCH_MAX)
+        whose = check_scanner_filter(only).parameters
+
+        async def body(tx: Transaction) -> Swept:
+            found = await tx.select_as(
+                ids.ExecutionId, due, now_ms=await tx.now_ms(), limit=limit, **whose
+            )
+            asks = [Ask(execution_id, decide) for execution_id in dict.fromkeys(found)]
+            outcomes = await self.decide_in(tx, asks)
+            acted = (count(each) for each in outcomes if not isinstance(each, FlowFabricError))
+            return Swept(acted=sum(acted), full=len(found) == limit)
+
+        return await self.store.transact(body)
 
     # Input
 
-    def check_execution_id(self, execution_id: object, field: str = "execution_id") -> ExecutionId:
+    def check_execution_id(
+        self, execution_id: object, field: str = "execution_id"
+    ) -> ids.ExecutionId:
         """An id in full, or a bare uuid."""
-        parsed = parse_any_id(execution_id, self.deployment.partitions, field)
-        check_partition(partition_of(parsed), self.deployment.partitions)
+        parsed = ids.parse_any_id(execution_id, self.deployment.partitions, field)
+        ids.check_partition(ids.partition_of(parsed), self.deployment.partitions)
         return parsed
 
-    def named_execution_id(self, text: str, namespace: str) -> ExecutionId:
+    def named_execution_id(self, text: str, namespace: str) -> ids.ExecutionId:
         """The id of what was submitted, in full or as a bare uuid; or the one that its
         submitter chose for it in a namespace."""
-        own_id = parse_own_id(text)
+        own_id = ids.parse_own_id(text)
         if own_id is None:
             partitions = self.deployment.partitions
-            return check_own_partition(parse_any_id(text, partitions), partitions)
-        return own_execution_id(parse_namespace(namespace), own_id, self.deployment.partitions)
+            return ids.check_own_partition(ids.parse_any_id(text, partitions), partitions)
+        return ids.own_execution_id(
+            ids.parse_namespace(namespace), own_id, self.deployment.partitions
+        )
 
     def verify_handle(self, handle: Handle | bytes) -> Handle:
         """Check that the handle is ours and unchanged."""
@@ -376,8 +379,8 @@ def lease_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
     A lease id is never used twice and the handle is signed: epoch and attempt follow from it.
     """
     return {
-        "partition_keys": [partition_of(handle.execution_id) for handle in handles],
-        "execution_ids": [uuid_of(handle.execution_id) for handle in handles],
+        "partition_keys": [ids.partition_of(handle.execution_id) for handle in handles],
+        "execution_ids": [ids.uuid_of(handle.execution_id) for handle in handles],
         "lease_ids": [handle.lease_id for handle in handles],
     }
 
@@ -393,8 +396,8 @@ def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
         raise InvalidInput("fence", "must be a Fence", fence)
     if not (fence.lease_id and fence.attempt_id):
         raise InvalidInput("fence", "partial_fence_triple: lease_id, lease_epoch, attempt_id")
-    parse_uuid("fence.lease_id", fence.lease_id)
-    parse_uuid("fence.attempt_id", fence.attempt_id)
+    ids.parse_uuid("fence.lease_id", fence.lease_id)
+    ids.parse_uuid("fence.attempt_id", fence.attempt_id)
     check_int("fence.lease_epoch", fence.lease_epoch, 0, 2**62)
     if fence.attempt_index is not None:
         check_int("fence.attempt_index", fence.attempt_index, 0, 2**31 - 1)
@@ -447,18 +450,18 @@ def answered(outcome: T | FlowFabricError) -> T:
 # Rows -----------------------------------------------------------------------
 
 
-def execution_key(execution_id: ExecutionId) -> Key:
-    return (partition_of(execution_id), execution_id)
+def execution_key(execution_id: ids.ExecutionId) -> Key:
+    return (ids.partition_of(execution_id), execution_id)
 
 
-def row_execution_id(row: Row) -> ExecutionId:
+def row_execution_id(row: Row) -> ids.ExecutionId:
     """The full id from a statement's `partition_key` and `execution_id` columns."""
-    return make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
+    return ids.make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
 
 
 async def lock_subjects(
-    tx: Transaction, execution_ids: Iterable[ExecutionId]
-) -> dict[ExecutionId, Subject]:
+    tx: Transaction, execution_ids: Iterable[ids.ExecutionId]
+) -> dict[ids.ExecutionId, Subject]:
     """Lock executions with their current attempts; ids without a row are omitted."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
     attempts = await _lock_attempts(tx, executions.values())
@@ -482,14 +485,14 @@ async def lock_subjects(
 
 
 async def lock_free(
-    tx: Transaction, execution_ids: Sequence[ExecutionId]
-) -> dict[ExecutionId, Execution]:
+    tx: Transaction, execution_ids: Sequence[ids.ExecutionId]
+) -> dict[ids.ExecutionId, Execution]:
     """Lock those that no other transaction holds; return the others as they are, unlocked."""
     locked = await tx.select_as(
-        ExecutionId,
+        ids.ExecutionId,
         "lock_free_executions",
-        partition_keys=[partition_of(each) for each in execution_ids],
-        execution_ids=[uuid_of(each) for each in execution_ids],
+        partition_keys=[ids.partition_of(each) for each in execution_ids],
+        execution_ids=[ids.uuid_of(each) for each in execution_ids],
     )
     left = [execution_key(each) for each in execution_ids if each not in set(locked)]
     return {each.execution_id: each for each in (await tx.get(Execution, left)).values()}
@@ -497,7 +500,7 @@ async def lock_free(
 
 async def _lock_attempts(
     tx: Transaction, executions: Iterable[Execution]
-) -> dict[ExecutionId, Attempt]:
+) -> dict[ids.ExecutionId, Attempt]:
     """Lock the current attempts that have a row."""
     stored: list[Key] = []
     unstored: list[Key] = []
@@ -513,8 +516,8 @@ async def _lock_attempts(
 class OpenPauses(Struct, frozen=True, kw_only=True):
     """What is open of suspensions and waitpoints."""
 
-    suspensions: dict[ExecutionId, Suspension] = {}
-    waitpoints: dict[ExecutionId, tuple[Waitpoint, ...]] = {}
+    suspensions: dict[ids.ExecutionId, Suspension] = {}
+    waitpoints: dict[ids.ExecutionId, tuple[Waitpoint, ...]] = {}
 
 
 async def lock_open(tx: Transaction, executions: Iterable[Execution]) -> OpenPauses:
@@ -530,12 +533,12 @@ async def lock_open(tx: Transaction, executions: Iterable[Execution]) -> OpenPau
             if e.current_suspension_id is not None
         ],
     )
-    waitpoints: dict[ExecutionId, tuple[Waitpoint, ...]] = {}
+    waitpoints: dict[ids.ExecutionId, tuple[Waitpoint, ...]] = {}
     for waitpoint in await tx.select_records(
         Waitpoint,
         "lock_open_waitpoints",
         partition_keys=[e.partition_key for e in waiting],
-        execution_ids=[uuid_of(e.execution_id) for e in waiting],
+        execution_ids=[ids.uuid_of(e.execution_id) for e in waiting],
     ):
         others = waitpoints.get(waitpoint.execution_id, ())
         waitpoints[waitpoint.execution_id] = (*others, waitpoint)
@@ -543,36 +546,6 @@ async def lock_open(tx: Transaction, executions: Iterable[Execution]) -> OpenPau
         suspensions={each.execution_id: each for each in suspensions.values()},
         waitpoints=waitpoints,
     )
-
-
-def advance(subject: Subject, changes: Changes) -> Subject:
-    """The subject as it will be once `changes` are saved."""
-    for record in (*changes.inserts, *changes.updates):
-        if isinstance(record, Execution) and record.execution_id == subject.execution.execution_id:
-            subject = structs.replace(subject, execution=record)
-    for record in (*changes.inserts, *changes.updates):
-        if (
-            isinstance(record, Attempt)
-            and record.execution_id == subject.execution.execution_id
-            and record.attempt_index == subject.execution.current_attempt_index
-        ):
-            subject = structs.replace(subject, attempt=record)
-    return _advance_open(subject, changes)
-
-
-def _advance_open(subject: Subject, changes: Changes) -> Subject:
-    execution_id = subject.execution.execution_id
-    for record in (*changes.inserts, *changes.updates):
-        if isinstance(record, Suspension) and record.execution_id == execution_id:
-            still_open = record if record.closed_at_ms is None else None
-            subject = structs.replace(subject, suspension=still_open)
-        elif isinstance(record, Waitpoint) and record.execution_id == execution_id:
-            others = [w for w in subject.waitpoints if w.waitpoint_id != record.waitpoint_id]
-            if record.state is not WaitpointState.CLOSED:
-                others.append(record)
-            ordered = tuple(sorted(others, key=lambda w: w.waitpoint_id))
-            subject = structs.replace(subject, waitpoints=ordered)
-    return subject
 
 
 # Whom to wake ---------------------------------------------------------------
@@ -671,14 +644,14 @@ def _open_until_ms(record: Suspension | Waitpoint) -> int:
 
 def new_uuid() -> str:
     """Time-ordered, so that inserts stay local in the index."""
-    return uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+    return ids.uuid7(time.time_ns() // 1_000_000, os.urandom(10))
 
 
 def new_random_uuid() -> str:
-    return uuid4_from(os.urandom(16))
+    return ids.uuid4_from(os.urandom(16))
 
 
 def new_lease_ids() -> NewIds:
     """An attempt has the id of the lease it begins under."""
     made = new_random_uuid()
-    return NewIds(lease_id=LeaseId(made), attempt_id=AttemptId(made))
+    return NewIds(lease_id=ids.LeaseId(made), attempt_id=ids.AttemptId(made))

@@ -34,7 +34,6 @@ from flowfabric.core.records import (
 from flowfabric.core.suspension import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.engine import suspensions, unit, waitpoint_keys
-from flowfabric.engine.operators import Swept
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Row, Transaction
@@ -287,24 +286,15 @@ class Waitpoints(unit.Group):
 
     async def expire_due_waitpoints(
         self, *, limit: int = bounds.SWEEP_BATCH, only: events.ScannerFilter = events.EVERYBODY
-    ) -> Swept:
+    ) -> unit.Swept:
         """Close pending waitpoints that no suspension took over in time."""
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
-        whose = events.check_scanner_filter(only).parameters
-
-        async def body(tx: Transaction) -> Swept:
-            found = await tx.select_as(
-                ExecutionId, "due_waitpoints", now_ms=await tx.now_ms(), limit=limit, **whose
-            )
-            asks = [
-                unit.Ask(execution_id, resumption.decide_expire_waitpoints)
-                for execution_id in dict.fromkeys(found)
-            ]
-            outcomes = await self.shell.decide_in(tx, asks)
-            closed = [o.closed for o in outcomes if isinstance(o, resumption.WaitpointsClosed)]
-            return Swept(acted=sum(closed), full=len(found) == limit)
-
-        return await self.store.transact(body)
+        return await self.shell.sweep(
+            "due_waitpoints",
+            resumption.decide_expire_waitpoints,
+            limit,
+            only,
+            count=lambda answer: answer.closed,
+        )
 
     async def observe_signals(
         self, handle: Handle | bytes, *, include_unmatched: bool = False

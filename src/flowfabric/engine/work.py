@@ -35,8 +35,9 @@ from flowfabric.core.steps import DEPLOY, accepted_key, decide_accept, decide_bl
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine import unit
 from flowfabric.engine.creation import Creation
-from flowfabric.engine.operators import Operators, Swept
+from flowfabric.engine.operators import Operators
 from flowfabric.engine.steps import Steps
+from flowfabric.engine.unit import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import Transaction
 
@@ -150,9 +151,7 @@ class Work(Creation, Operators, Steps):
         """Finish successfully. Safe to repeat."""
         completion = Completion(handle=handle, result=result, result_encoding=result_encoding)
         (outcome,) = await self.complete_many([completion])
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return unit.answered(outcome)
 
     async def complete_many(
         self, completions: Sequence[Completion]
@@ -513,10 +512,7 @@ class Work(Creation, Operators, Steps):
             (outcome,) = await self.shell.decide_in(tx, [unit.Ask(asked, decide)])
             return outcome
 
-        outcome = await self.store.transact(body)
-        if isinstance(outcome, FlowFabricError):
-            raise outcome
-        return outcome
+        return unit.answered(await self.store.transact(body))
 
     async def _accepted(self, tx: Transaction, execution: Execution | None) -> Step | None:
         """What an earlier acceptance of the same change has stored."""

@@ -29,7 +29,7 @@ from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
 from flowfabric.engine import unit
 from flowfabric.engine.leases import check_query, check_worker
-from flowfabric.engine.operators import Swept
+from flowfabric.engine.unit import Swept
 from flowfabric.store.base import Key, Reader, Transaction
 
 ROUNDS_MAX = 1_000
