@@ -332,7 +332,7 @@ async def test_a_replay_is_a_new_attempt_that_knows_who_asked(engine: Engine, gi
 
 @pytest.mark.parametrize(
     ("state", "reason"),
-    [("expired_lease", "lease_expired_reclaimable"), ("revoked", "lease_revoked")],
+    [("expired_lease", "lease_expired"), ("revoked", "lease_revoked")],
 )
 async def test_a_lost_lease_is_reclaimed_with_a_new_attempt(
     engine: Engine, given: Given, clock: SettableClock, state: str, reason: str

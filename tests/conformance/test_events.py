@@ -140,7 +140,7 @@ TOLD: dict[Callable[[Given], Awaitable[None]], list[tuple[str, str, str | None]]
     reclaim_expired: [
         ACQUIRED,
         ("lease", "expired", None),
-        ("lease", "reclaimed", "lease_expired_reclaimable"),
+        ("lease", "reclaimed", "lease_expired"),
     ],
     reclaim_revoked: [
         ACQUIRED,

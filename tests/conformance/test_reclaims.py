@@ -16,12 +16,14 @@ from flowfabric.core.results import (
     ReclaimGrant,
 )
 from flowfabric.core.states import AttemptLifecycle, AttemptType, OwnershipState
+from flowfabric.core.transitions import Changes
 from flowfabric.errors import (
     ExecutionNotEligible,
     GrantAlreadyExists,
     InvalidInput,
     NotFound,
 )
+from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 from tests.conformance.given import (
     ENDED,
@@ -177,7 +179,7 @@ async def test_a_grant_takes_over_with_a_new_attempt(
     assert (claimed.lease_epoch, claimed.attempt_index) == (before.lease_epoch + 1, 1)
     assert claimed.lease_expires_at_ms == now_ms + 4_000
     first, second = await engine.list_attempts(execution_id)
-    reason = "lease_expired_reclaimable" if state == "expired_lease" else "lease_revoked"
+    reason = "lease_expired" if state == "expired_lease" else "lease_revoked"
     assert (first.attempt_state, first.failure_reason) == (
         AttemptLifecycle.INTERRUPTED_RECLAIMED,
         reason,
@@ -319,6 +321,53 @@ async def test_the_smaller_of_both_limits_holds(engine: Engine, given: Given) ->
         execution_id, **WORKER, grant_key=key, max_reclaim_count=2
     )
     assert isinstance(claimed, Claimed)
+
+
+async def taken_over(engine: Engine, execution_id: ExecutionId, times: int) -> None:
+    """As if it had been, so often; a sound store counts it."""
+    stored = structs.replace(await execution_of(engine, execution_id), lease_reclaim_count=times)
+
+    async def body(tx: Transaction) -> None:
+        await tx.save(Changes(updates=(stored,)))
+
+    await engine.store.transact(body)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "limit"),
+    [({}, None, 100), ({"max_reclaim_count": 3}, 1_000, 3), ({}, 4, 4)],
+)
+async def test_a_takeover_is_one_too_many_from_the_limit_on(
+    engine: Engine, given: Given, policy: dict[str, object], asked: int | None, limit: int
+) -> None:
+    for times, answer in ((limit - 1, Claimed), (limit, ReclaimCapExceeded)):
+        execution_id = (await given.revoked(policy=policy)).execution_id
+        key = await granted(engine, execution_id)
+        await taken_over(engine, execution_id, times)
+        found = await engine.reclaim_execution(
+            execution_id, **WORKER, grant_key=key, max_reclaim_count=asked
+        )
+        assert isinstance(found, answer), times
+        counted = (await execution_of(engine, execution_id)).lease_reclaim_count
+        assert counted == limit
+    assert found == ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+async def test_a_count_below_nothing_counts_as_nothing(
+    engine: Engine, given: Given, *, by_id: bool
+) -> None:
+    execution_id = (await given.revoked(policy={"max_reclaim_count": 1})).execution_id
+    key = await granted(engine, execution_id) if by_id else None
+    await taken_over(engine, execution_id, -5)
+    if key is None:
+        assert (await given.taken()).execution_id == execution_id
+    else:
+        await engine.reclaim_execution(execution_id, **WORKER, grant_key=key)
+    assert (await execution_of(engine, execution_id)).lease_reclaim_count == 1
+    await engine.revoke_lease(execution_id, reason="again")
+    ended = await execution_of(engine, execution_id)
+    assert ended.failure_reason == "max_reclaims_exceeded"
 
 
 async def test_bad_takeovers_are_refused(engine: Engine, given: Given) -> None:

@@ -155,7 +155,7 @@ def test_a_taken_over_attempt_ends_and_another_starts() -> None:
         before.attempt,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
         ended_at_ms=later_ms,
-        failure_reason="lease_expired_reclaimable",
+        failure_reason="lease_expired",
     )
     started = Attempt(
         partition_key=before.execution.partition_key,
@@ -171,12 +171,12 @@ def test_a_taken_over_attempt_ends_and_another_starts() -> None:
         worker_id=WORKER.worker_id,
         worker_instance_id=WORKER.worker_instance_id,
         previous_attempt_index=0,
-        reclaim_reason="lease_expired_reclaimable",
+        reclaim_reason="lease_expired",
     )
     assert decision.changes.inserts == (started,)
     assert decision.changes.updates == (decision.answer.execution, ended)
     assert [(event.event_type, event.reason) for event in decision.changes.events] == [
-        ("reclaimed", "lease_expired_reclaimable")
+        ("reclaimed", "lease_expired")
     ]
 
 

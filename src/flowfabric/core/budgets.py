@@ -14,7 +14,7 @@ given back. Reservations outlive it, since the work they are for does.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Annotated, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from flowfabric.core import ids
 from flowfabric.core.policies import span
 from flowfabric.core.records import Record
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import Corruption, InvalidInput
 
 AMOUNT_MAX: Final = 2**53 - 1
 """The largest limit, amount and usage: every reader of JSON takes it for what it is."""
@@ -242,7 +242,10 @@ def encode_outcome(outcome: Counted | HardBreach) -> str:
 
 
 def prior(report: BudgetReport) -> UsageAlreadyApplied:
-    return UsageAlreadyApplied(prior_outcome=_OUTCOME.decode(report.outcome))
+    try:
+        return UsageAlreadyApplied(prior_outcome=_OUTCOME.decode(report.outcome))
+    except msgspec.DecodeError as error:
+        raise Corruption(f"the stored outcome of a report does not decode: {error}") from error
 
 
 def reached_namespace(budget: Budget) -> str:
@@ -324,12 +327,15 @@ class Posting(Struct, Generic[Outcome], frozen=True):
     outcome: Outcome
 
 
-_AMOUNTS: Final = msgspec.json.Decoder(dict[str, int])
+_AMOUNTS: Final = msgspec.json.Decoder(dict[str, Annotated[int, msgspec.Meta(ge=0)]])
 _ENCODER: Final = msgspec.json.Encoder(order="sorted")
 
 
 def decode_amounts(text: str) -> dict[str, int]:
-    return _AMOUNTS.decode(text)
+    try:
+        return _AMOUNTS.decode(text)
+    except msgspec.DecodeError as error:
+        raise Corruption(f"stored amounts of a budget do not decode: {error}") from error
 
 
 def encode_amounts(amounts: Amounts) -> str:

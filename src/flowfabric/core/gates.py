@@ -16,7 +16,7 @@ opens late by at most one part of it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Struct, structs
@@ -35,7 +35,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.policies import span
 from flowfabric.core.records import Record
-from flowfabric.errors import InvalidInput, InvalidQuotaSpec
+from flowfabric.errors import Corruption, InvalidInput, InvalidQuotaSpec
 
 WINDOW_PARTS: Final = 64
 Window = tuple[tuple[int, int], ...]
@@ -312,7 +312,10 @@ def declared_spec(policy: QuotaPolicy) -> QuotaSpec | None:
     """What the program last declared."""
     if policy.declared is None:
         return None
-    return msgspec.json.decode(policy.declared, type=QuotaSpec)
+    try:
+        return msgspec.json.decode(policy.declared, type=QuotaSpec)
+    except msgspec.DecodeError as error:
+        raise Corruption(f"limit {policy.name}: declared does not decode: {error}") from error
 
 
 def changed(policy: QuotaPolicy, spec: QuotaSpec, source: LimitSource, now_ms: int) -> QuotaPolicy:
@@ -351,8 +354,14 @@ def new_policy(
 # The window -----------------------------------------------------------------
 
 
+_WINDOW: Final = msgspec.json.Decoder(tuple[tuple[int, Annotated[int, msgspec.Meta(ge=0)]], ...])
+
+
 def read_window(text: str) -> Window:
-    return msgspec.json.decode(text, type=Window)
+    try:
+        return _WINDOW.decode(text)
+    except msgspec.DecodeError as error:
+        raise Corruption(f"the stored starts of a gate do not decode: {error}") from error
 
 
 def written(window: Window) -> str:

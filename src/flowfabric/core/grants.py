@@ -39,6 +39,7 @@ from flowfabric.core.leases import (
     lease_is_dead,
     not_active,
     note_expired,
+    reclaims,
 )
 from flowfabric.core.policies import DURATION_MAX_MS, parse_policy, reclaim_limit
 from flowfabric.core.records import Execution, GrantKind, Lane, StoredGrant
@@ -191,7 +192,7 @@ def decide_reclaim_grant(
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL and lost.updates:
         limit = reclaim_limit(parse_policy(execution.policy))
-        if execution.lease_reclaim_count >= limit:
+        if reclaims(execution) >= limit:
             exceeded = ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
             return transitions.Decision(answer=exceeded, changes=lost)
     if not _reclaimable(execution):
@@ -531,7 +532,7 @@ def decide_reclaim(
         return transitions.Decision(answer=lost)
     limit = _reclaim_limit(execution, claim.max_reclaim_count)
     exceeded = ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
-    too_often = execution.lease_reclaim_count >= limit
+    too_often = reclaims(execution) >= limit
     check_lane_meant(execution, claim.lane_id)
     if grant is not None and grant.grant_id == claim.key.grant_id:
         _check_owner(grant, claim.worker)

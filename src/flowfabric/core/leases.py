@@ -329,6 +329,11 @@ def _capped(
     return structs.replace(ended, events=event_changes.events + ended.events)
 
 
+def reclaims(execution: Execution) -> int:
+    """How often it was taken over. A count that something has spoilt is none."""
+    return max(0, execution.lease_reclaim_count)
+
+
 def _too_often(lost: Execution) -> str | None:
     """Why an execution that has lost its lease is not handed out again.
 
@@ -337,7 +342,7 @@ def _too_often(lost: Execution) -> str | None:
     starts again: an execution that makes progress is not what kills its workers.
     """
     policy = parse_policy(lost.policy)
-    if lost.lease_reclaim_count >= reclaim_limit(policy):
+    if reclaims(lost) >= reclaim_limit(policy):
         return "max_reclaims_exceeded"
     expired = lost.ownership_state is OwnershipState.LEASE_EXPIRED_RECLAIMABLE
     if expired and lost.worker_deaths >= policy.max_worker_deaths:
@@ -419,15 +424,15 @@ def _reclaim(
 ) -> transitions.Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
-    reason = f"lease_{before.ownership_state.removeprefix('lease_')}"
+    reason = before.ownership_state.removesuffix("_reclaimable")
     ended = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
         ended_at_ms=now_ms,
         failure_reason=reason,
     )
-    reclaims = before.lease_reclaim_count + 1
-    leased = transitions.change(before, now_ms, **lease, lease_reclaim_count=reclaims)
+    count = reclaims(before) + 1
+    leased = transitions.change(before, now_ms, **lease, lease_reclaim_count=count)
     attempt = structs.replace(
         _new_attempt(before, leased, now_ms),
         attempt_type=AttemptType.RECLAIM,

@@ -14,7 +14,8 @@ with clock as (
                as now_ms
 ), candidate as materialized (
     select best.*, asked.*, row_number() over () as place,
-           case when lifecycle_phase = 'active' then ownership_state::text end as reclaim_reason,
+           case lifecycle_phase when 'active' then replace(ownership_state::text, '_reclaimable', '')
+           end as reclaim_reason,
            case when lifecycle_phase = 'active' then 'reclaimed'
                 when attempt_state = 'attempt_interrupted' then 'resumed'
                 else 'fresh'
@@ -192,7 +193,7 @@ with clock as (
                coalesce(e.total_attempt_count, e.lease_epoch, 0) + (c.kind <> 'resumed')::int,
                coalesce(e.lease_epoch, 0) + 1),
            lease_reclaim_count = nullif(
-               coalesce(e.lease_reclaim_count, 0) + (c.kind = 'reclaimed')::int, 0),
+               greatest(e.lease_reclaim_count, 0) + (c.kind = 'reclaimed')::int, 0),
            worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths end,
            attempt_deadline_ms = (select now_ms from clock) + nullif(
                case when c.kind = 'resumed' then e.attempt_time_left_ms

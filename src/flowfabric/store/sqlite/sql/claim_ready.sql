@@ -20,7 +20,7 @@ select e.rowid, e.partition_key, e.execution_id,
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
        end,
-       case when e.lifecycle_phase = 'active' then e.ownership_state end,
+       case e.lifecycle_phase when 'active' then replace(e.ownership_state, '_reclaimable', '') end,
        case when e.lifecycle_phase = 'active' then 'reclaim'
             when e.attempt_state = 'attempt_interrupted' then (
                 select attempt_type
@@ -87,7 +87,7 @@ select e.rowid, e.partition_key, e.execution_id,
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
        end,
-       case when e.lifecycle_phase = 'active' then e.ownership_state end,
+       case e.lifecycle_phase when 'active' then replace(e.ownership_state, '_reclaimable', '') end,
        case when e.lifecycle_phase = 'active' then 'reclaim'
             when e.attempt_state = 'attempt_interrupted' then (
                 select attempt_type
@@ -174,7 +174,7 @@ update live
        current_attempt_index = case when c.kind = 'resumed' then current_attempt_index
                                     else total_attempt_count end,
        total_attempt_count = total_attempt_count + (c.kind <> 'resumed'),
-       lease_reclaim_count = lease_reclaim_count + (c.kind = 'reclaimed'),
+       lease_reclaim_count = max(lease_reclaim_count, 0) + (c.kind = 'reclaimed'),
        worker_deaths = case when c.kind = 'reclaimed' then worker_deaths else 0 end,
        attempt_deadline_ms = :clock + nullif(
            case when c.kind = 'resumed' then attempt_time_left_ms else c.attempt_timeout_ms end, 0),
