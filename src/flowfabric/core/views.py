@@ -127,8 +127,9 @@ class StateVector(Struct, frozen=True, kw_only=True):
     public_state: PublicState
 
 
-class ExecutionInfo(Struct, frozen=True, kw_only=True):
-    """The full state vector; times as decimal text, as clients of the wire expect them."""
+class ExecutionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The full state vector; times as decimal text and left out until they are known, as clients of
+    the wire expect them."""
 
     execution_id: ExecutionId
     namespace: Namespace
@@ -138,8 +139,8 @@ class ExecutionInfo(Struct, frozen=True, kw_only=True):
     state_vector: StateVector
     public_state: PublicState
     created_at: str
-    started_at: str | None
-    completed_at: str | None
+    started_at: str | None = None
+    completed_at: str | None = None
     current_attempt_index: int
     flow_id: FlowId | None
     parent_execution_id: str | None

@@ -16,7 +16,6 @@ from flowfabric.server.access import InSession
 from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, post
 
 Units = Annotated[int, Meta(ge=0, le=2**62)]
-TtlMs = Annotated[int, Meta(ge=1, le=60_000)]
 
 
 class NewBudget(Struct, kw_only=True):
@@ -73,7 +72,8 @@ class NewQuota(Struct, kw_only=True):
 class AskForWork(Struct, kw_only=True):
     lane_id: str
     worker_instance_id: str
-    grant_ttl_ms: TtlMs
+    grant_ttl_ms: int
+    """From 1 to 60,000."""
     capabilities: list[str] = []
 
 
@@ -81,7 +81,7 @@ class AskForReclaim(Struct, kw_only=True):
     worker_id: str
     worker_instance_id: str
     lane_id: str
-    grant_ttl_ms: TtlMs
+    grant_ttl_ms: int
     worker_capabilities: list[str] = []
 
 
