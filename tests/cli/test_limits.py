@@ -34,6 +34,9 @@ def test_limits_are_listed_changed_and_reset(tmp_path: Path) -> None:
     newest, held = run("ls", url=url, COLUMNS="160").lines[1:]
     assert newest.endswith("1 of 1 running for ann")
     assert held.endswith("on w-1")
+    listed_one = run("ls", "--json", "--limit", "1", url=url).document
+    assert listed_one["blocking_reason"] == "waiting_for_quota"
+    assert listed_one["blocking_detail"] == "1 of 1 running for ann"
     shown = run("limits", "show", "sync", url=url, COLUMNS="120").lines
     assert shown[3].split() == ["ann", "1", "1"]
 

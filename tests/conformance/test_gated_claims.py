@@ -438,6 +438,11 @@ async def test_reads_tell_the_limit_that_an_execution_waits_for(
         seen = await engine.describe_execution(execution_id)
         assert info is not None
         assert seen is not None
+        page = (await engine.find_executions()).executions
+        assert [each for each in page if each.execution_id == execution_id] == [seen]
+        closely = await engine.inspect_execution(execution_id)
+        assert closely is not None
+        assert closely.blocking_detail == seen.blocking_detail
         shown = (info.state_vector.blocking_reason, info.blocking_detail)
         assert (seen.blocking_reason, seen.blocking_detail or "") == shown
         return shown

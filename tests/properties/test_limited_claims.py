@@ -27,7 +27,7 @@ from flowfabric.core.states import (
     OwnershipState,
 )
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.gates import ROUNDS_MAX, load
+from flowfabric.engine.gates import ROUNDS_MAX, gates_of, load
 from flowfabric.engine.unit import row_execution_id
 from flowfabric.store.base import Reader, Row, Transaction
 from tests.properties.pasts import CHAPTERS, LONG_MS, SHORT_MS, Past, joined
@@ -185,10 +185,7 @@ class Lifted:
                     Gate, "gates_of_owner", owner_id=policy_id, after=None, limit=10
                 )
             rows = await load(reader, [each.gate_id for each in found], always=True)
-            passed = {
-                route_id: tuple(await reader.select_as(GateId, "gates_of_route", route_id=route_id))
-                for route_id in self.routes
-            }
+            passed = {route_id: tuple(await gates_of(reader, route_id)) for route_id in self.routes}
             return {row.gate_id: row.state for row in rows}, passed
 
         return await self.engine.store.read(body)

@@ -71,6 +71,19 @@ async def test_a_quota_policy_is_created_once(http: httpx.AsyncClient, engine: E
     assert limits.active_concurrency_cap == 1
 
 
+async def test_a_quota_policy_may_keep_the_slots_of_what_is_suspended(
+    http: httpx.AsyncClient, engine: Engine
+) -> None:
+    asked = QUOTA | {"while_suspended": "keep", "jitter_ms": 50}
+    refused = await http.post("/v1/quotas", json=asked | {"while_suspended": "maybe"})
+    created = await http.post("/v1/quotas", json=asked)
+
+    assert (refused.status_code, created.status_code) == (422, 201)
+    limits = await engine.read_quota_policy_limits(BUDGET_ID)
+    assert limits is not None
+    assert (limits.while_suspended, limits.jitter_ms) == ("keep", 50)
+
+
 async def test_a_worker_is_granted_what_it_claims(
     http: httpx.AsyncClient, engine: Engine, given: Given
 ) -> None:

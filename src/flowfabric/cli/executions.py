@@ -177,24 +177,13 @@ async def ls(engine: Engine, target: options.Target, chosen: options.Chosen, lim
 
 
 async def _explained(engine: Engine, found: Sequence[ExecutionSnapshot]) -> dict[str, str]:
-    """What is waited for where the execution alone does not tell: signals, members, limits."""
-    limited = any(queued(each) for each in found) and await _has_limits(engine)
-    waiting = [
-        each.execution_id
-        for each in found
-        if each.public_state in WAITING_FOR_OTHERS or (limited and queued(each))
-    ]
+    """What is waited for where the execution alone does not tell: signals, members."""
+    waiting = [each.execution_id for each in found if each.public_state in WAITING_FOR_OTHERS]
     said: dict[str, str] = {}
     for execution_id in waiting[:EXPLAINED_MAX]:
         with suppress(NotFound):
             said[execution_id] = (await engine.explain_execution(execution_id)).remark
     return said
-
-
-async def _has_limits(engine: Engine) -> bool:
-    return bool(
-        (await engine.list_limits(limit=1)).limits or (await engine.list_budgets(limit=1)).budgets
-    )
 
 
 async def _unserved(

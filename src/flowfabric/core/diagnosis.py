@@ -156,7 +156,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """The step whose failure ended its last attempt."""
     granted_to: str | None = None
     """The worker it is kept for."""
-    gates: tuple[GateFacts, ...] = ()
+    gates: Sequence[GateFacts] = ()
     """The limits and budgets it is under."""
 
 

@@ -30,6 +30,7 @@ from flowfabric.engine.gates import (
     GateRow,
     check_name_free,
     declare,
+    gates_of,
     load,
     save_policies,
 )
@@ -375,8 +376,7 @@ class _Admitting(Struct, frozen=True, kw_only=True):
     async def _check_own(self, tx: Transaction, execution: Execution) -> None:
         if execution.public_state in TERMINAL_STATES:
             raise Terminal(f"execution {execution.called} has ended; it needs no slot")
-        rows = await tx.select("gates_of_route", route_id=execution.route_id)
-        if self.name.gate_id in {str(row["gate_id"]) for row in rows}:
+        if self.name.gate_id in await gates_of(tx, execution.route_id):
             raise InvalidInput(
                 "execution_id",
                 "was submitted under this limit: its claims take slots by themselves",

@@ -36,6 +36,7 @@ from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine.creation import NamespaceRow
+from flowfabric.engine.gates import held_up
 from flowfabric.engine.leases import required_capabilities
 from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
 from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key
@@ -130,9 +131,10 @@ class Details(Group):
         asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> ExecutionDetails | None:
-            execution = await find(reader, asked)
-            if execution is None:
+            found = await find(reader, asked)
+            if found is None:
                 return None
+            (execution,) = await held_up(reader, [found])
             seen = details(
                 execution,
                 await tags_of(reader, asked),

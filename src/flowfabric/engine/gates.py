@@ -237,34 +237,55 @@ async def load(
     return msgspec.convert(rows, list[GateRow], strict=False)
 
 
-async def gate_facts(reader: Reader, route_id: int) -> tuple[gates.GateFacts, ...]:
-    """The gates of a route, with the names of their limits."""
-    rows = await reader.select("gates_of_route", route_id=route_id)
-    if not rows:
-        return ()
-    loaded = await load(reader, [GateId(str(row["gate_id"])) for row in rows])
-    owners = [(each.owner_id,) for each in loaded]
+class RouteGate(Struct, frozen=True, kw_only=True):
+    """A row of `gates_of_routes`."""
+
+    gate_id: GateId
+    route_id: int
+
+
+async def gates_of(reader: Reader, route_id: int) -> list[GateId]:
+    """The gates of a route, in order."""
+    return list(await reader.select_as(GateId, "gates_of_routes", route_ids=[route_id]))
+
+
+async def gate_facts(
+    reader: Reader, route_ids: Collection[int]
+) -> dict[int, list[gates.GateFacts]]:
+    """The gates of routes that have any, with the names of their limits."""
+    passed = await reader.select_as(RouteGate, "gates_of_routes", route_ids=sorted(route_ids))
+    loaded = await load(reader, sorted({each.gate_id for each in passed}))
+    owners = sorted({(each.owner_id,) for each in loaded})
     policies = await reader.get(gates.QuotaPolicy, owners)
     budgets = await reader.get(Budget, owners)
-    now_ms = await reader.now_ms()
-    return tuple(
-        gates.GateFacts(
+    known = {
+        each.gate_id: gates.GateFacts(
             limit=None if policy is None else policy.name,
-            budget="" if budget is None else describe_closed(budget, now_ms),
+            budget="" if budget is None else describe_closed(budget, each.now_ms),
             state=each.state,
         )
         for each in loaded
         for policy in (policies.get((each.owner_id,)),)
         for budget in (budgets.get((each.owner_id,)),)
-    )
+    }
+    found: dict[int, list[gates.GateFacts]] = {}
+    for each in passed:
+        if each.gate_id in known:
+            found.setdefault(each.route_id, []).append(known[each.gate_id])
+    return found
 
 
-async def held_up(reader: Reader, execution: Execution) -> Execution:
-    """A ready execution as its limits leave it: where one is full, it waits for that."""
-    if not execution.ready:
-        return execution
-    facts = await gate_facts(reader, execution.route_id)
-    return told_of_limits(execution, facts, await reader.now_ms()) if facts else execution
+async def held_up(reader: Reader, executions: Sequence[Execution]) -> list[Execution]:
+    """Ready executions as their limits leave them: where one is full, they wait for that."""
+    ready = {each.route_id for each in executions if each.ready}
+    facts = await gate_facts(reader, ready) if ready else {}
+    if not facts:
+        return list(executions)
+    now_ms = await reader.now_ms()
+    return [
+        told_of_limits(each, facts.get(each.route_id, ()), now_ms) if each.ready else each
+        for each in executions
+    ]
 
 
 # Claiming -------------------------------------------------------------------

@@ -14,7 +14,7 @@ from flowfabric.core.gates import Gate
 from flowfabric.core.ids import ExecutionId, GateId
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.gates import ROUTES_MIN, STEPS_MAX, ClaimQuery, FoundRow, load
+from flowfabric.engine.gates import ROUTES_MIN, STEPS_MAX, ClaimQuery, FoundRow, gates_of, load
 from flowfabric.store.base import Transaction
 
 CANDIDATES = 64
@@ -76,7 +76,7 @@ async def _best_fitting(
 
 async def admit(tx: Transaction, execution: Execution) -> None:
     """Take a slot of each gate the execution passes, and count its start. Raise if one is full."""
-    gate_ids = await tx.select_as(GateId, "gates_of_route", route_id=execution.route_id)
+    gate_ids = await gates_of(tx, execution.route_id)
     if not gate_ids:
         return
     await tx.lock(Gate, [(gate_id,) for gate_id in sorted(gate_ids)])

@@ -275,7 +275,7 @@ class Reads(unit.Group):
             execution = await find(reader, asked)
             if execution is None:
                 return None
-            execution = await gates.held_up(reader, execution)
+            (execution,) = await gates.held_up(reader, [execution])
             seen = views.snapshot(execution, await tags_of(reader, asked))
             return await with_kept_signals(reader, execution, seen)
 
@@ -307,7 +307,10 @@ class Reads(unit.Group):
 
         async def body(reader: Reader) -> views.ExecutionInfo | None:
             execution = await find(reader, asked)
-            return None if execution is None else views.info(await gates.held_up(reader, execution))
+            if execution is None:
+                return None
+            (told,) = await gates.held_up(reader, [execution])
+            return views.info(told)
 
         return await self.store.read(body)
 
@@ -420,7 +423,7 @@ class Reads(unit.Group):
 
         async def body(reader: Reader) -> SnapshotPage:
             found = await select_matching(reader, checked, after, limit + 1) if limit else []
-            page = found[:limit]
+            page = await gates.held_up(reader, found[:limit])
             tags = await tags_of_many(reader, [e.execution_id for e in page])
             return SnapshotPage(
                 executions=tuple(views.snapshot(e, tags.get(e.execution_id, {})) for e in page),
@@ -561,6 +564,7 @@ async def select_matching(
 
 async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
     lane_key = (execution.lane_id,)
+    facts = await gates.gate_facts(reader, [execution.route_id]) if execution.ready else {}
     now_ms = await reader.now_ms()
     required = await leases.required_capabilities(reader, execution.route_id)
     (ahead,) = await reader.select_as(
@@ -590,7 +594,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         failed_step=await failed_step_of(reader, execution),
         granted_to=await granted_to(reader, execution),
         join=await read_join_facts(reader, execution),
-        gates=await gates.gate_facts(reader, execution.route_id) if execution.ready else (),
+        gates=facts.get(execution.route_id, ()),
         kept=Counter(each.signal_name for each in await load_kept(reader, execution)),
     )
 

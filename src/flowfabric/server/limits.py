@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from flowfabric.core import results
 from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
+from flowfabric.core.gates import WhileSuspended
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.admission import PolicyCreated
 from flowfabric.server import lists, wire
@@ -67,6 +68,8 @@ class NewQuota(Struct, kw_only=True):
     max_requests_per_window: Units
     max_concurrent: Units
     namespace: str | None = None
+    jitter_ms: Units = 0
+    while_suspended: WhileSuspended = WhileSuspended.RELEASE
 
 
 class AskForWork(Struct, kw_only=True):
@@ -199,6 +202,8 @@ async def create_quota(data: JSONBody[NewQuota], asked: InSession) -> JsonAnswer
         max_requests_per_window=data.max_requests_per_window,
         max_concurrent=data.max_concurrent,
         namespace=asked.caller.namespace_for(data.namespace) or "default",
+        jitter_ms=data.jitter_ms,
+        while_suspended=data.while_suspended,
     )
     new = isinstance(created, PolicyCreated)
     told: wire.Tagged = {
