@@ -11,9 +11,8 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, WaitpointId
 from flowfabric.core.records import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.results import Claimed
-from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalResult
+from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalOptions, SignalResult
 from flowfabric.core.waitpoints import PendingWaitpoint, SuspensionDetails, WaitpointToken
-from flowfabric.engine.signals import SignalOptions
 from flowfabric.engine.suspensions import Suspended, SuspendOptions
 from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader

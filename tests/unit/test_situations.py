@@ -92,24 +92,12 @@ MAILBOX = Mailbox(
     waitpoint_key=WaitpointKey("gate"),
 )
 SIGNAL = SignalRequest(
-    signal_id=SignalId("00000000-0000-4000-8000-0000000000c1"),
-    signal_id_is_new=True,
-    signal_name="approved",
-    signal_category="default",
-    source_type="external",
-    source_identity="",
-    payload=None,
-    payload_encoding="json",
-    correlation_id="",
-    idempotency_key=None,
-    target_scope="waitpoint",
-    created_at_ms=None,
-    dedup_ttl_ms=None,
+    signal_name="approved", new_id=SignalId("00000000-0000-4000-8000-0000000000c1")
 )
 KEPT = SignalFacts(
     partition_key=1,
     execution_id=waiting().execution.execution_id,
-    signal_id=SIGNAL.signal_id,
+    signal_id=SIGNAL.new_id,
     sequence=0,
     waitpoint_id=MAILBOX.waitpoint_id,
     waitpoint_key=MAILBOX.waitpoint_key,
@@ -341,7 +329,7 @@ def time_out_attempt(subject: Subject, timing: Timing) -> Changes:
 
 
 def time_out_suspension(subject: Subject, timing: Timing) -> Changes:
-    return decide_expire_suspension(subject, SIGNAL.signal_id, LATE).changes
+    return decide_expire_suspension(subject, SIGNAL.new_id, LATE).changes
 
 
 def meet_deadline(subject: Subject, timing: Timing) -> Changes:

@@ -82,19 +82,7 @@ PENDING = BoundWaitpoint(
 
 def sending(name: str = "approved", **fields: object) -> SignalRequest:
     request = SignalRequest(
-        signal_id=SIGNAL_ID,
-        signal_id_is_new=False,
-        signal_name=name,
-        signal_category="default",
-        source_type="external",
-        source_identity="",
-        payload=None,
-        payload_encoding="json",
-        correlation_id="",
-        idempotency_key=None,
-        target_scope="waitpoint",
-        created_at_ms=None,
-        dedup_ttl_ms=100,
+        signal_name=name, new_id=SIGNAL_ID, signal_id=SIGNAL_ID, dedup_ttl_ms=100
     )
     return structs.replace(request, **fields)
 

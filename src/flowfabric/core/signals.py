@@ -9,16 +9,17 @@ kept for a later one, and so is a signal by name that nothing waits for.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
+from flowfabric.core import bounds, checks
 from flowfabric.core.conditions import observe, progress, stored_condition
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing
-from flowfabric.core.ids import Namespace, SignalId, WaitpointId
+from flowfabric.core.ids import SignalId, WaitpointId, parse_namespace, parse_uuid
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import (
     Execution,
@@ -47,6 +48,14 @@ DEDUPED: Final = "deduped"
 KEEPING: Final = (
     "; unless refused (keep=False, --no-keep) a signal is kept for the next wait of its name"
 )
+_TEXTS: Final = (
+    "signal_category",
+    "source_type",
+    "source_identity",
+    "payload_encoding",
+    "correlation_id",
+    "target_scope",
+)
 _EVENT_TYPES: Final = {
     SignalEffect.SATISFIED: "satisfied",
     SignalEffect.BUFFERED: "buffered",
@@ -54,13 +63,10 @@ _EVENT_TYPES: Final = {
 }
 
 
-class SignalRequest(Struct, frozen=True, kw_only=True):
-    """A signal as it was sent, checked. Neither its address nor the token is part of it."""
+class SignalOptions(TypedDict, total=False):
+    """What may be said about a signal beside its name: see `SignalRequest`."""
 
-    signal_id: SignalId
-    signal_id_is_new: bool
-    """Generated just now: no row can have it."""
-    signal_name: str
+    signal_id: str | None
     signal_category: str
     source_type: str
     source_identity: str
@@ -71,9 +77,58 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
     target_scope: str
     created_at_ms: int | None
     dedup_ttl_ms: int | None
+    namespace: str | None
+
+
+class SignalRequest(Struct, frozen=True, kw_only=True):
+    """A signal as it is sent, refused if it is bad. Its address and its token are no part of it."""
+
+    signal_name: str
+    new_id: SignalId
+    """Generated just now: no row can have it. Its id, unless it has a `signal_id`."""
+    signal_id: str | None = None
+    signal_category: str = "default"
+    source_type: str = "external"
+    source_identity: str = ""
+    payload: bytes | None = None
+    payload_encoding: str = checks.JSON
+    correlation_id: str = ""
+    idempotency_key: str | None = None
+    target_scope: str = "waitpoint"
+    created_at_ms: int | None = None
+    dedup_ttl_ms: int | None = None
     """How long the idempotency key holds; None for as long as the execution exists."""
-    namespace: Namespace | None = None
-    """Only to an execution of this one."""
+    namespace: str | None = None
+    """An execution of another one counts as unknown."""
+
+    def __post_init__(self) -> None:
+        checks.check_name("signal_name", self.signal_name)
+        if self.signal_id is not None:
+            parse_uuid("signal_id", self.signal_id)
+        for field in _TEXTS:
+            checks.check_text(field, getattr(self, field))
+        if self.payload is not None:
+            checks.check_json(
+                "payload",
+                self.payload,
+                bounds.SIGNAL_PAYLOAD_BYTES_MAX,
+                encoding=self.payload_encoding,
+            )
+        checks.check_optional_text(
+            "idempotency_key", self.idempotency_key, bytes_max=bounds.IDEMPOTENCY_KEY_BYTES_MAX
+        )
+        checks.check_optional_time("created_at_ms", self.created_at_ms)
+        if self.namespace is not None:
+            parse_namespace(self.namespace)
+        if self.dedup_ttl_ms is not None:
+            ttl_max_ms = bounds.SIGNAL_DEDUP_TTL_MS_MAX
+            checks.check_int("dedup_ttl_ms", self.dedup_ttl_ms, 0, ttl_max_ms)
+        if self.idempotency_key == "":
+            structs.force_setattr(self, "idempotency_key", None)
+
+    @property
+    def stored_id(self) -> SignalId:
+        return SignalId(self.signal_id or self.new_id)
 
 
 class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):
@@ -219,7 +274,7 @@ def _repeated(
     if found.dedup is not None and found.dedup.holds(now_ms):
         existing = found.dedup.signal_id
     elif found.recorded:
-        existing = request.signal_id
+        existing = request.stored_id
     if existing is None:
         return None
     signal = _new_signal(execution, request, found, now_ms)
@@ -265,7 +320,7 @@ def _new_signal(
     return SignalRecord(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
-        signal_id=request.signal_id,
+        signal_id=request.stored_id,
         sequence=execution.signal_count,
         waitpoint_id=to.waitpoint_id,
         waitpoint_key=to.waitpoint_key,

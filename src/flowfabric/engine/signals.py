@@ -11,23 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from msgspec import Struct, structs
 
 from flowfabric.core import conditions, ids, signals
-from flowfabric.core.bounds import (
-    IDEMPOTENCY_KEY_BYTES_MAX,
-    SIGNAL_DEDUP_TTL_MS_MAX,
-    SIGNAL_PAYLOAD_BYTES_MAX,
-)
 from flowfabric.core.checks import (
     check_bool,
-    check_int,
-    check_json,
     check_name,
-    check_optional_text,
-    check_optional_time,
     check_text,
 )
 from flowfabric.core.executions import Timing
@@ -58,32 +49,10 @@ from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFo
 from flowfabric.logs import open_log
 from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked
 
-# A signal as it is asked for, and the trace that refused ones leave ---------
-
 log = open_log(__name__)
 
 REFUSALS_LOGGED_EVERY_S = 1.0
 """How often at most a process writes a line about wrong tokens."""
-
-
-class SignalOptions(TypedDict, total=False):
-    """What may be said about a signal beside its name."""
-
-    signal_id: str | None
-    """Generated if omitted."""
-    signal_category: str
-    source_type: str
-    source_identity: str
-    payload: bytes | None
-    payload_encoding: str
-    correlation_id: str
-    idempotency_key: str | None
-    target_scope: str
-    created_at_ms: int | None
-    dedup_ttl_ms: int | None
-    """How long the idempotency key holds; as long as the execution exists, if omitted."""
-    namespace: str | None
-    """An execution of another one counts as unknown."""
 
 
 class Refusals:
@@ -106,47 +75,8 @@ REFUSALS = Refusals()
 """Of this process."""
 
 
-def check_signal(
-    signal_name: object,
-    *,
-    signal_id: object = None,
-    signal_category: object = "default",
-    source_type: object = "external",
-    source_identity: object = "",
-    payload: object = None,
-    payload_encoding: object = "json",
-    correlation_id: object = "",
-    idempotency_key: object = None,
-    target_scope: object = "waitpoint",
-    created_at_ms: object = None,
-    dedup_ttl_ms: object = None,
-    namespace: object = None,
-) -> signals.SignalRequest:
-    return signals.SignalRequest(
-        signal_id=ids.SignalId(
-            unit.new_uuid() if signal_id is None else ids.parse_uuid("signal_id", signal_id)
-        ),
-        signal_id_is_new=signal_id is None,
-        signal_name=check_name("signal_name", signal_name),
-        signal_category=check_text("signal_category", signal_category),
-        source_type=check_text("source_type", source_type),
-        source_identity=check_text("source_identity", source_identity),
-        payload=None
-        if payload is None
-        else check_json("payload", payload, SIGNAL_PAYLOAD_BYTES_MAX, encoding=payload_encoding),
-        payload_encoding=check_text("payload_encoding", payload_encoding),
-        correlation_id=check_text("correlation_id", correlation_id),
-        idempotency_key=check_optional_text(
-            "idempotency_key", idempotency_key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
-        )
-        or None,
-        target_scope=check_text("target_scope", target_scope),
-        created_at_ms=check_optional_time("created_at_ms", created_at_ms),
-        namespace=None if namespace is None else ids.parse_namespace(namespace),
-        dedup_ttl_ms=None
-        if dedup_ttl_ms is None
-        else check_int("dedup_ttl_ms", dedup_ttl_ms, 0, SIGNAL_DEDUP_TTL_MS_MAX),
-    )
+def _new_id() -> ids.SignalId:
+    return ids.SignalId(unit.new_uuid())
 
 
 def kept_topic(worker_instance_id: str) -> str:
@@ -196,7 +126,7 @@ class SignalOperations(Waitpoints):
         *,
         waitpoint_token: str | WaitpointToken,
         signal_name: str,
-        **options: Unpack[SignalOptions],
+        **options: Unpack[signals.SignalOptions],
     ) -> signals.SignalResult:
         """Deliver to one waitpoint; the token must be the one made for it.
 
@@ -215,7 +145,7 @@ class SignalOperations(Waitpoints):
         *,
         waitpoint_token: str | WaitpointToken,
         signal_name: str,
-        **options: Unpack[SignalOptions],
+        **options: Unpack[signals.SignalOptions],
     ) -> signals.SignalResult:
         """The same inside the caller's own transaction: see `create_executions_on`."""
         request = await self._signal_asked_for(signal_name, options)
@@ -232,7 +162,7 @@ class SignalOperations(Waitpoints):
         *,
         waitpoint_token: str | WaitpointToken,
         signal_name: str,
-        **options: Unpack[SignalOptions],
+        **options: Unpack[signals.SignalOptions],
     ) -> signals.SignalResult:
         """The same for a connection that is not async, on the calling thread."""
         request = self._signal_request(signal_name, options)
@@ -259,8 +189,9 @@ class SignalOperations(Waitpoints):
         """
         check_name("signal_name", signal_name)
         check_text("idempotency_suffix", idempotency_suffix)
-        request = check_signal(
-            signal_name,
+        request = signals.SignalRequest(
+            signal_name=signal_name,
+            new_id=_new_id(),
             signal_category="approval",
             source_type="operator",
             source_identity=operator_identity,
@@ -283,7 +214,7 @@ class SignalOperations(Waitpoints):
         *,
         signal_name: str,
         keep: bool = True,
-        **options: Unpack[SignalOptions],
+        **options: Unpack[signals.SignalOptions],
     ) -> signals.SignalResult:
         """Deliver, as an operator, to whatever the execution waits at under a name.
 
@@ -294,7 +225,7 @@ class SignalOperations(Waitpoints):
         same name.
         """
         key = check_name("waitpoint_key", waitpoint_key)
-        given: SignalOptions = {"source_type": "operator", **options}
+        given: signals.SignalOptions = {"source_type": "operator", **options}
         delivery = Delivery(
             execution_id=self.shell.check_execution_id(execution_id),
             address=WaitpointName(ids.WaitpointKey(key), check_bool("keep", keep)),
@@ -307,20 +238,24 @@ class SignalOperations(Waitpoints):
         decide = partial(_decide, delivery)
         lock = partial(_lock_receiver, delivery)
         with refusals_logged(delivery):
-            if request.idempotency_key is None and request.signal_id_is_new:
+            if request.idempotency_key is None and request.signal_id is None:
                 read = partial(_read_receiver, delivery)
                 return await self.shell.decide_unlocked_first(read, lock, decide)
             return await self.shell.decide_loaded(lock, decide)
 
-    def _signal_request(self, signal_name: str, options: SignalOptions) -> signals.SignalRequest:
-        return check_signal(signal_name, **self._packed(options))
+    def _signal_request(
+        self, signal_name: str, options: signals.SignalOptions
+    ) -> signals.SignalRequest:
+        packed = self._packed(options)
+        return signals.SignalRequest(signal_name=signal_name, new_id=_new_id(), **packed)
 
     async def _signal_asked_for(
-        self, signal_name: str, options: SignalOptions
+        self, signal_name: str, options: signals.SignalOptions
     ) -> signals.SignalRequest:
-        return check_signal(signal_name, **await self.shell.values.through(options, self._packed))
+        packed = await self.shell.values.through(options, self._packed)
+        return signals.SignalRequest(signal_name=signal_name, new_id=_new_id(), **packed)
 
-    def _packed(self, options: SignalOptions) -> SignalOptions:
+    def _packed(self, options: signals.SignalOptions) -> signals.SignalOptions:
         payload = options.get("payload")
         return (
             options if payload is None else {**options, "payload": self.shell.values.pack(payload)}
@@ -556,7 +491,7 @@ async def _find_for(
         key = delivery.address.waitpoint_key
     else:
         raise NotFound("waitpoint", delivery.address)
-    chosen = [] if request.signal_id_is_new else [(*at, request.signal_id)]
+    chosen = [] if request.signal_id is None else [(*at, request.signal_id)]
     recorded = await reader.get(SignalFacts, chosen)
     return signals.SignalFindings(
         waitpoint=waitpoint,
