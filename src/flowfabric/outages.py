@@ -111,6 +111,7 @@ class DatabaseHealth(Struct):
 
     away_since_s: float | None = None
     answered_at_s: float = 0.0
+    failed_at_s: float = 0.0
     met_in_writing: bool = False
 
 
@@ -135,6 +136,7 @@ class Outages:
             if asked_at_s < seen.answered_at_s and not gone:
                 return
             seen.met_in_writing |= writing
+            seen.failed_at_s = time.monotonic()
             if seen.away_since_s is not None:
                 return
             seen.away_since_s = asked_at_s
@@ -144,12 +146,14 @@ class Outages:
         else:
             log.warning("%s does not answer: %s", database, error)
 
-    def answered(self, database: str, *, wrote: bool = True) -> None:
+    def answered(self, database: str, asked_at_s: float, *, wrote: bool = True) -> None:
+        """It answered what was asked at that time by the monotonic clock."""
         if not self._away:
             return
         with self._lock:
             seen = self._seen.setdefault(database, DatabaseHealth())
-            if seen.met_in_writing and not wrote:
+            # What was asked before it failed others tells nothing new.
+            if asked_at_s < seen.failed_at_s or (seen.met_in_writing and not wrote):
                 return
             seen.met_in_writing = False
             since_s, seen.away_since_s = seen.away_since_s, None
@@ -190,7 +194,7 @@ class OutageWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, *rest: object
     ) -> None:
         if error is None:
-            self._outages.answered(self._database, wrote=self.wrote)
+            self._outages.answered(self._database, self._asked_at_s, wrote=self.wrote)
         else:
             self._outages.failed(self._database, error, self._asked_at_s, writing=self._writing)
 

@@ -19,6 +19,8 @@ from flowfabric import App, Context, WorkerSettings, connect
 from flowfabric.reconcilers import Supervisor
 
 LEASE_TTL = "2s"
+DEATHS_MAX = 1_000
+"""Workers die so often here that a node may well meet several deaths in a row."""
 WORK_S = 0.02
 """How long a node holds its transaction open: long enough to die in it."""
 
@@ -41,19 +43,19 @@ async def leave_effect(ctx: Context) -> None:
             await connection.execute("insert into effect (node) values ($1)", ctx.execution_id)
 
 
-@diamonds.task
+@diamonds.task(max_worker_deaths=DEATHS_MAX)
 async def begin(ctx: Context, number: int) -> list[str]:
     await leave_effect(ctx)
     return [f"{number}"]
 
 
-@diamonds.task
+@diamonds.task(max_worker_deaths=DEATHS_MAX)
 async def middle(ctx: Context, before: list[str], name: str) -> list[str]:
     await leave_effect(ctx)
     return [*before, name]
 
 
-@diamonds.task
+@diamonds.task(max_worker_deaths=DEATHS_MAX)
 async def finish(ctx: Context, left: list[str], right: list[str]) -> list[str]:
     await leave_effect(ctx)
     return left + right

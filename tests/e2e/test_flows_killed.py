@@ -184,7 +184,9 @@ async def count(effects: Connection) -> int:
 
 
 async def unfinished(engine: Engine) -> bool:
-    return (await statuses(engine)).keys() != {FlowStatus.COMPLETED}
+    found = await statuses(engine)
+    assert FlowStatus.FAILED not in found, found
+    return found.keys() != {FlowStatus.COMPLETED}
 
 
 async def statuses(engine: Engine) -> dict[FlowStatus, int]:

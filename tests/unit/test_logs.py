@@ -2,6 +2,7 @@
 
 import io
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -65,7 +66,7 @@ def test_the_name_of_a_database_that_does_not_answer_is_visible(printed: io.Stri
     outages = Outages()
     error = Transport("postgres", HOSTILE, kind=BackendErrorKind.TRANSPORT)
     outages.failed(f"postgres {HOSTILE}", error, 1.0)
-    outages.answered(f"postgres {HOSTILE}")
+    outages.answered(f"postgres {HOSTILE}", time.monotonic())
 
     away, back = printed.getvalue().splitlines()
     assert f"postgres {SHOWN} does not answer" in away

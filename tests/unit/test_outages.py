@@ -1,9 +1,11 @@
 """What came in place of an answer: an outage, a reason to ask again, or the end."""
 
+import time
+
 import pytest
 
 from flowfabric import errors
-from flowfabric.outages import ASK_AGAIN, is_outage
+from flowfabric.outages import ASK_AGAIN, Outages, is_outage
 from flowfabric.submission import NO_ITEMS_FAULT
 
 KINDS = errors.BackendErrorKind
@@ -29,3 +31,32 @@ def test_what_follows_from(
     assert is_outage(error) is outage
     assert isinstance(error, ASK_AGAIN) is asked_again
     assert isinstance(error, NO_ITEMS_FAULT) is fails_its_batch
+
+
+AWAY = errors.Transport("x", "", kind=KINDS.TIMEOUT)
+GONE = errors.DatabaseGone("x")
+
+
+def test_an_answer_to_what_was_asked_before_it_failed_ends_no_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outages = Outages()
+    early_s = time.monotonic()
+    for error in (AWAY, GONE):
+        outages.failed("it", error, time.monotonic())
+        outages.answered("it", early_s)
+    assert [each.getMessage() for each in caplog.records] == [f"it does not answer: {AWAY}"]
+
+    outages.answered("it", time.monotonic())
+    assert [each.getMessage()[:17] for each in caplog.records[1:]] == ["it answers again,"]
+
+
+def test_what_was_asked_before_it_answered_others_begins_no_outage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    outages = Outages()
+    outages.failed("it", AWAY, time.monotonic())
+    early_s = time.monotonic()
+    outages.answered("it", time.monotonic())
+    outages.failed("it", AWAY, early_s)
+    assert len(caplog.records) == 2

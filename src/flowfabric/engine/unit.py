@@ -643,8 +643,8 @@ def _open_until_ms(record: Suspension | Waitpoint) -> int:
 
 
 def new_uuid() -> str:
-    """Time-ordered, so that inserts stay local in the index."""
-    return ids.uuid7(time.time_ns() // 1_000_000, os.urandom(10))
+    """Time-ordered, so that inserts stay local in the index, and what happened last sorts last."""
+    return ids.uuid7(time.time_ns(), os.urandom(8))
 
 
 def new_random_uuid() -> str:
