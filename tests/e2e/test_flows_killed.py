@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
@@ -14,8 +15,8 @@ import pytest
 from flowfabric import App, Engine, FlowRun
 from flowfabric.core.events import START
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.states import PublicState
-from flowfabric.core.views import FlowStatus
+from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.views import ExecutionSnapshot, FlowStatus
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.flows.nodes import Node
@@ -28,8 +29,11 @@ FLOWS = 200
 NODES = FLOWS * 4
 ROLES = ("worker", "worker", "dispatcher")
 ACTIVE = ExecutionFilter(states=(PublicState.ACTIVE,))
+FAILED = ExecutionFilter(states=(PublicState.FAILED,))
 KILL_AFTER = (15, 45)
 """How many more nodes are done before the next process dies."""
+STALLED_S = 120
+"""Without anything done for so long, something waits for what never comes."""
 LOST_MIN = 10
 """Executions whose worker must have died with their lease, for the test to show anything."""
 
@@ -64,8 +68,11 @@ class Fleet:
         self.started += 1
         return Member(self.url, role, self.started)
 
+    def check(self) -> None:
+        ended = [each.name for each in self.members if each.process.poll() is not None]
+        assert not ended, f"ended by themselves: {ended}"
+
     def kill(self, member: Member) -> None:
-        assert member.process.poll() is None, "a process ended by itself"
         member.kill()
         assert member.process.returncode == -signal.SIGKILL
         self.killed.append(member)
@@ -74,6 +81,19 @@ class Fleet:
     def stop(self) -> None:
         for member in self.members:
             member.kill()
+
+
+class Progress:
+    """Whether anything was done lately."""
+
+    def __init__(self) -> None:
+        self.done = -1
+        self.since_s = 0.0
+
+    def has_stalled(self, done: int) -> bool:
+        if done > self.done:
+            self.done, self.since_s = done, time.monotonic()
+        return time.monotonic() - self.since_s > STALLED_S
 
 
 @pytest.fixture
@@ -148,8 +168,12 @@ async def kill_until_done(
     """Kill one process after the other; tell what they held leases on when they died."""
     lost: set[ExecutionId] = set()
     next_kill = chance.randint(*KILL_AFTER)
+    progress = Progress()
     with engine.store.hints([COMPLETION_TOPIC]) as hints:
         while (done := await count(effects)) < NODES or await unfinished(engine):
+            fleet.check()
+            if progress.has_stalled(done):
+                raise AssertionError([describe(each) for each in await open_nodes(engine)])
             if done >= next_kill:
                 victim = chance.choice(fleet.members)
                 if victim.role == "dispatcher" or await leased(engine, victim):
@@ -158,6 +182,15 @@ async def kill_until_done(
                     next_kill = done + chance.randint(*KILL_AFTER)
             await hints.wait(1.0)
     return lost
+
+
+async def open_nodes(engine: Engine) -> list[ExecutionSnapshot]:
+    found = (await engine.find_executions(limit=1_000)).executions
+    return [each for each in found if each.public_state not in TERMINAL_STATES][:10]
+
+
+def describe(node: ExecutionSnapshot) -> tuple[object, ...]:
+    return (node.public_state, node.blocking_detail, node.current_lease, node.lease_reclaim_count)
 
 
 async def leased(engine: Engine, member: Member) -> set[ExecutionId]:
@@ -185,7 +218,9 @@ async def count(effects: Connection) -> int:
 
 async def unfinished(engine: Engine) -> bool:
     found = await statuses(engine)
-    assert FlowStatus.FAILED not in found, found
+    if FlowStatus.FAILED in found:
+        page = await engine.find_executions(FAILED, limit=5)
+        raise AssertionError([each.failure_reason for each in page.executions])
     return found.keys() != {FlowStatus.COMPLETED}
 
 
