@@ -8,9 +8,9 @@ can no longer be used, and derives `public_state` and `ready` from the six state
 so the two can never disagree.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
@@ -77,40 +77,55 @@ class Refusal(Exception):
         self.changes = changes
 
 
-def combine(parts: Iterable[Changes]) -> Changes:
-    """All changes as one, in which each row is written once, with its last version."""
-    inserts: dict[RowKey, Record] = {}
-    updates: dict[RowKey, Record] = {}
-    deletes: dict[RowKey, Record] = {}
-    events: list[Event] = []
+Place = tuple[type[Record], tuple[str | int, ...]]
+"""Which row of which table."""
+
+
+class Writes(NamedTuple):
+    """What becomes of each row, once."""
+
+    inserts: dict[Place, Record]
+    updates: dict[Place, Record]
+    deletes: dict[Place, Record]
+
+
+def place_of(record: Record) -> Place:
+    return type(record), tuple(getattr(record, name) for name in record.key)
+
+
+def writes_of(parts: Iterable[Changes], absent: Collection[Place] = ()) -> Writes:
+    """One write per row: of several changes to a row, the last one counts.
+
+    An update of a row that is known to be `absent` is an insert.
+    """
+    inserts, updates, deletes = writes = Writes({}, {}, {})
     for part in parts:
-        for record in part.inserts:
-            key = row_key(record)
+        new = {place_of(record): record for record in part.inserts}
+        assert len(new) == len(part.inserts), f"inserted twice: one of {list(new)}"
+        for place, record in new.items():
             # A row deleted before and inserted again is there all along.
-            (inserts if deletes.pop(key, None) is None else updates)[key] = record
+            (inserts if deletes.pop(place, None) is None else updates)[place] = record
         for record in part.updates:
-            key = row_key(record)
-            (inserts if key in inserts else updates)[key] = record
+            place = place_of(record)
+            (inserts if place in inserts or place in absent else updates)[place] = record
         for record in part.deletes:
-            key = row_key(record)
-            updates.pop(key, None)
-            if inserts.pop(key, None) is None:
-                deletes[key] = record
-        events.extend(part.events)
+            place = place_of(record)
+            updates.pop(place, None)
+            if inserts.pop(place, None) is None:
+                deletes[place] = record
+    return writes
+
+
+def combine(several: Iterable[Changes]) -> Changes:
+    """All changes as one, in which each row is written once."""
+    parts = tuple(several)
+    writes = writes_of(parts)
     return Changes(
-        inserts=tuple(inserts.values()),
-        updates=tuple(updates.values()),
-        deletes=tuple(deletes.values()),
-        events=tuple(events),
+        inserts=tuple(writes.inserts.values()),
+        updates=tuple(writes.updates.values()),
+        deletes=tuple(writes.deletes.values()),
+        events=tuple(event for part in parts for event in part.events),
     )
-
-
-RowKey = tuple[object, ...]
-
-
-def row_key(record: Record) -> RowKey:
-    """What identifies a row among all rows of all tables."""
-    return (record.table, *(getattr(record, name) for name in record.key))
 
 
 Field = str | int | bool | bytes | None

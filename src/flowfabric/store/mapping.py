@@ -9,7 +9,7 @@ and both spellings are accepted here.
 
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import lru_cache
 from operator import itemgetter
@@ -31,7 +31,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import Changes
+from flowfabric.core.transitions import Place, Writes, place_of
 from flowfabric.errors import Corruption
 from flowfabric.store.base import EventPage, Key, Row, Value
 
@@ -104,7 +104,7 @@ def table_of(record: type[Struct]) -> Table:
 
 def key_of(record: Record) -> Key:
     """What `get` and `lock` find this record by."""
-    return tuple(getattr(record, name) for name in record.key)
+    return place_of(record)[1]
 
 
 def stored_key(table: Table, key: Key) -> tuple[Value, ...]:
@@ -291,43 +291,7 @@ _KINDS: Final[tuple[tuple[type, Kind], ...]] = (
 )
 
 
-# Changes as a store writes them: grouped by table, one write per row --------
-
-Place = tuple[type[Record], Key]
-"""Which row of which table."""
-
-
-class Writes(NamedTuple):
-    inserts: dict[Place, Record]
-    updates: dict[Place, Record]
-    deletes: dict[Place, Record]
-
-
-def place_of(record: Record) -> Place:
-    return type(record), key_of(record)
-
-
-def settle(changes: Changes, absent: Collection[Place] = ()) -> Writes:
-    """One write per row: of several changes to a row in one decision, the last one counts.
-
-    An update of a row that `lock` looked for and did not find is an insert.
-    """
-    writes = Writes({}, {}, {})
-    for record in changes.inserts:
-        place = place_of(record)
-        assert place not in writes.inserts, f"inserted twice: {place}"
-        writes.inserts[place] = record
-    for record in changes.updates:
-        place = place_of(record)
-        is_new = place in writes.inserts or place in absent
-        target = writes.inserts if is_new else writes.updates
-        target[place] = record
-    for record in changes.deletes:
-        place = place_of(record)
-        writes.updates.pop(place, None)
-        if writes.inserts.pop(place, None) is None:
-            writes.deletes[place] = record
-    return writes
+# Changes as a store writes them: grouped by table --------------------------
 
 
 def by_type(records: Iterable[Record]) -> dict[type[Record], list[Record]]:

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from flowfabric.core.records import Execution, Record
-from flowfabric.core.transitions import Changes
+from flowfabric.core.transitions import Changes, Place, place_of, writes_of
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
@@ -93,8 +93,8 @@ class PostgresTransaction(PostgresReader):
     def __init__(self, connection: Fetching, clock: Clock | None) -> None:
         super().__init__(connection, clock)
         self.hinted: set[str] = set()
-        self._loaded: dict[mapping.Place, Record] = {}
-        self._absent: set[mapping.Place] = set()
+        self._loaded: dict[Place, Record] = {}
+        self._absent: set[Place] = set()
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         if not keys:
@@ -152,7 +152,7 @@ class PostgresTransaction(PostgresReader):
         return inserted
 
     async def save(self, changes: Changes) -> None:
-        writes = mapping.settle(changes, self._absent)
+        writes = writes_of([changes], self._absent)
         rows = mapping.rows_of(writes, self._loaded)
         batch = statements.Batch()
         for kind, group in mapping.by_type(rows.inserts).items():
@@ -186,7 +186,7 @@ class PostgresTransaction(PostgresReader):
 
     def _remember(self, records: Iterable[Record]) -> None:
         for record in records:
-            place = mapping.place_of(record)
+            place = place_of(record)
             self._loaded[place] = record
             self._absent.discard(place)
 
@@ -209,7 +209,7 @@ class UnlockedTransaction(PostgresTransaction):
         super().__init__(connection, clock)
         self.has_written = False
         """Or may have: the statement was sent."""
-        self._versions: dict[mapping.Place, int] = {}
+        self._versions: dict[Place, int] = {}
 
     async def select_joined(
         self, records: Sequence[type[Record]], name: str, **parameters: Parameter
@@ -223,7 +223,7 @@ class UnlockedTransaction(PostgresTransaction):
             joined = mapping.from_joined(records, columns)
             for record, version in joined:
                 if isinstance(version, int):
-                    self._versions[mapping.place_of(record)] = version
+                    self._versions[place_of(record)] = version
             self._remember(record for record, _ in joined)
             found.append(Joined({type(record): record for record, _ in joined}))
         return found

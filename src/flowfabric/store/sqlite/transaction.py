@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from flowfabric.core.events import Event
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import Changes
+from flowfabric.core.transitions import Changes, Place, place_of, writes_of
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
@@ -159,8 +159,8 @@ class SqliteTransaction(SqliteReader):
     def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
         super().__init__(connection, clock)
         self.hinted: set[str] = set()
-        self._loaded: dict[mapping.Place, Record] = {}
-        self._absent: set[mapping.Place] = set()
+        self._loaded: dict[Place, Record] = {}
+        self._absent: set[Place] = set()
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         found = self._get(record, keys)
@@ -200,7 +200,7 @@ class SqliteTransaction(SqliteReader):
         return inserted
 
     async def save(self, changes: Changes) -> None:
-        writes = mapping.settle(changes, self._absent)
+        writes = writes_of([changes], self._absent)
         rows = mapping.rows_of(writes, self._loaded)
         for record in rows.inserts:
             self._insert(record)
@@ -226,7 +226,7 @@ class SqliteTransaction(SqliteReader):
 
     def _remember(self, records: Iterable[Record]) -> None:
         for record in records:
-            place = mapping.place_of(record)
+            place = place_of(record)
             self._loaded[place] = record
             self._absent.discard(place)
 
