@@ -34,8 +34,11 @@ async def reserve(
     )
 
 
-async def settle(engine: Engine, tokens: int, key: str = "call") -> UsageOutcome:
-    return await engine.settle_reservation("team", key, {"tokens": tokens})
+async def settle(
+    engine: Engine, tokens: int, key: str = "call", by: Claimed | None = None
+) -> UsageOutcome:
+    handle = None if by is None else by.handle
+    return await engine.settle_reservation("team", key, {"tokens": tokens}, handle=handle)
 
 
 async def books(engine: Engine) -> tuple[int, int]:
@@ -250,6 +253,46 @@ async def test_the_next_attempt_takes_over_a_reservation_of_the_same_name(
     assert await reserve(engine, second, 70) == Reserved()
 
     assert await books(engine) == (0, 70)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_attempt_that_was_replaced_settles_for_itself(
+    engine: Engine, given: Given, *, late: bool
+) -> None:
+    await engine.create_budget(TEAM)
+    replaced = await given.running()
+    await reserve(engine, replaced, 60)
+    await engine.revoke_lease(replaced.execution_id, reason="stuck")
+    successor = await given.taken()
+    await reserve(engine, successor, 70)
+
+    order = [(successor, 50), (replaced, 5)] if late else [(replaced, 5), (successor, 50)]
+    for by, tokens in order:
+        assert await settle(engine, tokens, by=by) == UsageCounted()
+        if by is replaced and not late:
+            assert await books(engine) == (5, 70)
+    for by, tokens in order:
+        repeated = await settle(engine, tokens, by=by)
+        assert repeated == UsageAlreadyApplied(prior_outcome=UsageCounted())
+
+    assert await books(engine) == (55, 0)
+    assert isinstance(await reserve(engine, successor, 70), UsageAlreadyApplied)
+
+
+async def test_an_attempt_that_was_replaced_settles_within_what_others_leave(
+    engine: Engine, given: Given
+) -> None:
+    await engine.create_budget(TEAM)
+    replaced = await given.running()
+    await reserve(engine, replaced, 60)
+    await engine.revoke_lease(replaced.execution_id, reason="stuck")
+    successor = await given.taken()
+    await reserve(engine, successor, 100)
+
+    assert isinstance(await settle(engine, 1, by=replaced), HardBreach)
+    assert await books(engine) == (0, 100)
+    assert await settle(engine, 100, by=successor) == UsageCounted()
+    assert await books(engine) == (100, 0)
 
 
 async def test_only_the_holder_of_a_live_lease_may_reserve(

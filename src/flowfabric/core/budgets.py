@@ -161,6 +161,8 @@ class BudgetReport(Record, frozen=True, kw_only=True):
     partition_key: int = 0
     execution_id: ids.ExecutionId | None = None
     """Kept as long as it exists."""
+    lease_id: ids.LeaseId | None = None
+    """Of a reservation that its own attempt has settled: under which lease."""
     applied_at_ms: int
     keep_until_ms: int
 
@@ -304,6 +306,28 @@ def describe_soft(name: str, breach: SoftBreach) -> str:
 def is_forgotten(report: BudgetReport, now_ms: int) -> bool:
     """Whether its key may be used again. That of an execution holds until both are deleted."""
     return report.execution_id is None and report.keep_until_ms <= now_ms
+
+
+def settled_under(
+    key: str,
+    lease_id: ids.LeaseId | None,
+    held: BudgetReservation | None,
+    report: BudgetReport | None,
+) -> str:
+    """The key under which a settlement counts.
+
+    Attempts of an execution reserve under the same name. One that was replaced, and still settles,
+    leaves what its successor holds or has settled alone: what it used counts beside that.
+    """
+    holder = held.lease_id if held is not None else report.lease_id if report is not None else None
+    if lease_id is None or holder in (None, lease_id):
+        return key
+    return own_key(key, lease_id)
+
+
+def own_key(key: str, lease_id: ids.LeaseId) -> str:
+    """One that no reservation has: their names have no line breaks."""
+    return f"{key}\n{lease_id}"
 
 
 # A budget with its amounts decoded ------------------------------------------

@@ -448,6 +448,7 @@ class Budgets(Group):
                     amounts=terms.check_amounts("used", request.used),
                     key=_check_reservation_id(request.reservation_id),
                     execution_id=None if handle is None else handle.execution_id,
+                    lease_id=None if handle is None else handle.lease_id,
                     handle=handle,
                 )
             case _:

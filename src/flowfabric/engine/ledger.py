@@ -171,7 +171,9 @@ class Ledger:
         self.accounts = {budget_id: rules.opened(each) for budget_id, each in budgets.items()}
         self._now_ms = await tx.now_ms()
         keyed = [each for each in self._entries if each.key is not None]
-        await self._reports.load(tx, BudgetReport, [report_key(each) for each in keyed])
+        reports = [report_key(each) for each in keyed]
+        reports += [report_key(_by_itself(each)) for each in keyed if _is_by_holder(each)]
+        await self._reports.load(tx, BudgetReport, reports)
         spending = [spend_key(each) for each in self._entries if each.spends]
         await self._spends.load(tx, BudgetSpend, spending)
         holding = [each for each in keyed if each.verb != "report"]
@@ -192,6 +194,7 @@ class Ledger:
             raise NotFound("budget", entry.budget.name)
         if entry.verb == "reserve" and entry.lease_id not in self._live:
             raise LeaseExpired(f"the lease of {entry.execution_id} is not live; stop working on it")
+        entry = self._as_counted(entry)
         repeated = self._repeated(entry)
         if repeated is not None:
             return repeated
@@ -203,6 +206,20 @@ class Ledger:
         self.accounts[entry.budget_id] = posting.account
         self._note(entry, posting.outcome)
         return posting.outcome
+
+    def _as_counted(self, entry: BudgetEntry) -> BudgetEntry:
+        """The same, under the key that it counts under."""
+        if not _is_by_holder(entry):
+            return entry
+        held = self._reservations.current.get(hold_key(entry))
+        report = self._reports.current.get(report_key(entry))
+        key = rules.settled_under(
+            str(entry.key),
+            entry.lease_id,
+            held if isinstance(held, BudgetReservation) else None,
+            report if isinstance(report, BudgetReport) else None,
+        )
+        return structs.replace(entry, key=key)
 
     def _repeated(self, entry: BudgetEntry) -> UsageAlreadyApplied | None:
         if entry.key is None:
@@ -338,6 +355,17 @@ def spend_key(entry: BudgetEntry) -> Key:
     return (entry.budget_id, *execution_key(_execution(entry)))
 
 
+def _is_by_holder(entry: BudgetEntry) -> bool:
+    """Whether it is an attempt that settles what it has reserved."""
+    return entry.verb == "settle" and entry.lease_id is not None
+
+
+def _by_itself(entry: BudgetEntry) -> BudgetEntry:
+    """The settlement of an attempt, counted beside that of its successor."""
+    assert entry.lease_id is not None
+    return structs.replace(entry, key=rules.own_key(str(entry.key), entry.lease_id))
+
+
 def hold_key(entry: BudgetEntry) -> Key:
     return (entry.budget_id, str(entry.key))
 
@@ -362,6 +390,7 @@ def _report(
         outcome=rules.encode_outcome(outcome),
         partition_key=0 if execution_id is None else ids.partition_of(execution_id),
         execution_id=execution_id,
+        lease_id=entry.lease_id,
         applied_at_ms=now_ms,
         keep_until_ms=now_ms + rules.KEPT_MS,
     )

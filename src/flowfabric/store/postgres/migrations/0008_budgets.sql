@@ -61,6 +61,7 @@ create table budget_report (
     outcome        text not null,
     partition_key  smallint not null,
     execution_id   uuid,
+    lease_id       uuid,
     applied_at_ms  bigint not null,
     keep_until_ms  bigint not null,
     primary key (budget_id, settles, dedup_key)

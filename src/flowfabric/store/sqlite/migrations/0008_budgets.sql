@@ -61,6 +61,7 @@ create table budget_report (
     outcome        text not null,
     partition_key  integer not null,
     execution_id   text,
+    lease_id       text,
     applied_at_ms  integer not null,
     keep_until_ms  integer not null,
     primary key (budget_id, settles, dedup_key)
