@@ -5,6 +5,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.bounds import SWEEP_BATCH
+from flowfabric.core.gates import DeclaredLimit, LimitUse, QuotaSpec
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
 from flowfabric.core.states import BlockingReason, EligibilityState, OwnershipState
 from flowfabric.core.workers import (
@@ -35,6 +36,9 @@ from tests.conformance.observed import (
 TTL_MS = 60_000
 GPU = {"routing_requirements": {"required_capabilities": ["cuda", "gpu"]}}
 INSTANCE = WORKER["worker_instance_id"]
+MAIL = LimitUse(
+    limit=DeclaredLimit(namespace="default", name="mail", spec=QuotaSpec(active_concurrency_cap=1))
+)
 
 
 async def register(engine: Engine, **fields: object) -> Registered | Refreshed:
@@ -413,6 +417,21 @@ async def test_a_capable_worker_that_asks_frees_it_too(engine: Engine, given: Gi
     grant = await engine.claim_for_worker(["default"], **WORKER, capabilities=["cuda", "gpu"])
     assert grant is not None
     assert grant.execution_id == execution_id
+
+
+@pytest.mark.parametrize("limits", [[], [MAIL]])
+async def test_a_capable_worker_that_claims_frees_it_too(
+    engine: Engine, given: Given, limits: list[LimitUse]
+) -> None:
+    execution_id = await given.waiting(policy=GPU, limits=limits)
+    assert await engine.claim(**OTHER_WORKER, capabilities=["gpu"]) is None
+    assert await engine.claim_for_worker(["default"], **WORKER) is None
+    async with unchanged(engine):
+        assert await engine.claim(**OTHER_WORKER, capabilities=["cuda"]) is None
+    assert not (await execution_of(engine, execution_id)).ready
+    claimed = await engine.claim(**OTHER_WORKER, capabilities=["cuda", "gpu", "x"])
+    assert claimed is not None
+    assert claimed.execution_id == execution_id
 
 
 async def test_a_heartbeat_frees_what_was_missed(engine: Engine, given: Given) -> None:

@@ -383,13 +383,16 @@ class Round(Struct, frozen=True, kw_only=True):
 
 
 class Known(Struct, kw_only=True):
-    """What a process remembers of the limited work it serves."""
+    """What a process remembers of the work that a worker could do."""
 
     is_there: bool = False
+    """Whether any is under limits."""
     asked_at_s: float | None = None
     after: int = 0
     """The route that was looked at last."""
     quiet_until_s: float = 0.0
+    freed_at_s: float | None = None
+    """When it was asked last for what was kept back until a worker like this one comes."""
 
 
 class GatedClaims:
@@ -425,6 +428,20 @@ class GatedClaims:
             (row,) = await self._store.read(body)
             known.is_there, known.asked_at_s = bool(row["found"]), now_s
         return known.is_there
+
+    def may_be_parked(self, query: ClaimQuery) -> bool:
+        """Whether to look, now, for work that was kept back until a worker like this one comes.
+
+        Claims keep nothing back that any worker can run.
+        """
+        if not query.capabilities:
+            return False
+        known, now_s = self._known.setdefault(query, Known()), time.monotonic()
+        again_s = ASK_AGAIN_MAX_S if self._store.hints_are_live else ASK_AGAIN_S
+        if known.freed_at_s is not None and now_s - known.freed_at_s < again_s:
+            return False
+        known.freed_at_s = now_s
+        return True
 
     async def claim(self, query: ClaimQuery, request: ClaimRequest, limit: int) -> list[Row]:
         """Rows of `claim_ready`, at most `limit`."""

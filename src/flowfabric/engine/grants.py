@@ -29,11 +29,12 @@ from flowfabric.core.records import GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
 from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, combine
 from flowfabric.engine import leases, unit
-from flowfabric.engine.gates import REMEMBERED_MAX, ClaimQuery
+from flowfabric.engine.gates import GATES_TOPIC, REMEMBERED_MAX, ClaimQuery
 from flowfabric.engine.grant_limits import admit, best_limited, best_ready
+from flowfabric.engine.parked import find_parked, let_go
 from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Work
-from flowfabric.engine.workers import let_go, present_workers
+from flowfabric.engine.workers import present_workers
 from flowfabric.store.base import Parameter, Transaction
 
 T = TypeVar("T")
@@ -134,13 +135,7 @@ class Grants(unit.Group):
 
     async def _free_parked(self, tx: Transaction, query: ClaimQuery) -> bool:
         """Let go of what was kept back until a worker like this one comes."""
-        parked = await tx.select_as(
-            ExecutionId,
-            "parked_for",
-            **query.parameters,
-            kinds=query.kinds,
-            limit=bounds.PARKED_MAX,
-        )
+        parked = await find_parked(tx, query, bounds.PARKED_MAX)
         asks = [unit.Ask(each, let_go) for each in parked]
         await self.shell.decide_in(tx, asks)
         return bool(parked)
@@ -173,6 +168,9 @@ class Grants(unit.Group):
                 alone.append(row.execution_id)
         asks = [unit.Ask(each, _park) for each in alone]
         await self.shell.decide_in(tx, asks)
+        if alone:
+            # A worker that asks without having registered may be able to run it.
+            tx.hint(GATES_TOPIC)
 
     async def issue_claim_grant(
         self,

@@ -54,6 +54,7 @@ from flowfabric.core.views import stored_lane_id
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import routes, unit
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
+from flowfabric.engine.parked import free_for
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -301,6 +302,8 @@ class Leases(unit.Group):
             rows = await self._claim_both(query, request, limit)
         else:
             rows = await self._claim_free(query, request, limit)
+        if not rows and self.gated.may_be_parked(query) and await free_for(self.shell, query):
+            rows = await self._claim_both(query, request, limit)
         leases = msgspec.convert(rows, list[ClaimRow])
         if any(lease.ends_within_ms(lease_ttl_ms) <= unit.DUE_HINT_WITHIN_MS for lease in leases):
             self.store.hint(unit.DUE_TOPIC)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core import bounds, keeping_back, workers
+from flowfabric.core import bounds, workers
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
@@ -23,17 +23,19 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.leases import decide_revoke
 from flowfabric.core.records import Lane
-from flowfabric.core.results import AlreadySatisfied, Revoked, Unblocked
-from flowfabric.core.states import BlockingReason, PublicState
+from flowfabric.core.results import AlreadySatisfied, Revoked
+from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
 from flowfabric.engine import unit
+from flowfabric.engine.gates import ClaimQuery
 from flowfabric.engine.leases import check_query, check_worker
+from flowfabric.engine.parked import free_for
 from flowfabric.engine.unit import Swept
 from flowfabric.store.base import Key, Reader, Transaction
 
 ROUNDS_MAX = 1_000
-"""Batches of leases or of executions kept back that one call works off."""
+"""Batches of leases that one call works off."""
 EVENTS_PAGE = 100
 
 
@@ -119,7 +121,7 @@ class Workers(unit.Group):
             return await _register(tx, offer, event_id)
 
         answer = await self.store.transact(body)
-        await self._free_for(offer)
+        await free_for(self.shell, query)
         return answer
 
     async def heartbeat_worker(
@@ -133,7 +135,7 @@ class Workers(unit.Group):
         if not rows:
             return workers.NotRegistered()
         (worker,) = msgspec.convert(rows, list[RegisteredWorker])
-        await self._free_for(_offer(worker))
+        await free_for(self.shell, _query(worker))
         return workers.Refreshed(expires_at_ms=worker.expires_at_ms)
 
     async def mark_worker_dead(
@@ -309,35 +311,6 @@ class Workers(unit.Group):
             lane[what] = lane.get(what, 0) + row.executions
         return tuple(LaneCounts(lane_id=lane, **each) for lane, each in sorted(counts.items()))
 
-    async def _free_for(self, offer: workers.Offer) -> None:
-        """Let go of what was kept back until a worker like this one comes."""
-        for _ in range(ROUNDS_MAX):
-
-            async def body(reader: Reader) -> Sequence[ExecutionId]:
-                return await reader.select_as(
-                    ExecutionId,
-                    "parked_for",
-                    lanes=offer.lanes,
-                    kinds=offer.kinds,
-                    namespace=offer.namespace,
-                    capabilities=offer.capabilities,
-                    limit=bounds.SWEEP_BATCH,
-                )
-
-            parked = await self.store.read(body)
-            if not parked:
-                return
-            freed = await self.shell.decide_many([unit.Ask(each, let_go) for each in parked])
-            some = any(isinstance(each, Unblocked) for each in freed)
-            if len(parked) < bounds.SWEEP_BATCH or not some:
-                return
-
-
-def let_go(subject: Subject, timing: Timing) -> Decision[Unblocked]:
-    return keeping_back.decide_let_go(
-        subject, BlockingReason.WAITING_FOR_CAPABLE_WORKER, timing.now_ms
-    )
-
 
 async def present_workers(reader: Reader) -> Sequence[workers.WorkerEntry]:
     """Those that are there."""
@@ -396,14 +369,13 @@ def _key(worker_instance_id: object, namespace: object) -> Key:
     return (found_in, instance_id)
 
 
-def _offer(worker: RegisteredWorker) -> workers.Offer:
-    return workers.Offer(
-        worker=check_worker(worker.worker_id, worker.worker_instance_id),
+def _query(worker: RegisteredWorker) -> ClaimQuery:
+    """What it can run."""
+    return ClaimQuery(
         namespace=worker.namespace or None,
         lanes=tuple(LaneId(each) for each in workers.read_names(worker.lanes)),
         kinds=None if worker.kinds is None else tuple(workers.read_names(worker.kinds)),
         capabilities=tuple(workers.read_names(worker.capabilities)),
-        liveness_ttl_ms=worker.liveness_ttl_ms,
     )
 
 
