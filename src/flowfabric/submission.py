@@ -21,11 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
+from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.checks import JSON, check_priority
 from flowfabric.core.creation import Checked, NewExecution, Terms, with_limits
 from flowfabric.core.gates import LimitUse
-from flowfabric.core.ids import ExecutionId, named_budget_id, solo_execution_id, uuid4_from
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
@@ -303,7 +304,7 @@ def policy_of(task: Task[..., object], options: Options, namespace: str) -> Exec
         return policy
     own = msgspec.structs.replace(
         policy or ExecutionPolicy(),
-        budget_ids=tuple(sorted(named_budget_id(each, namespace) for each in budgets)),
+        budget_ids=tuple(sorted(ids.named_budget_id(each, namespace) for each in budgets)),
     )
     if deadline_ms is None:
         return own
@@ -465,9 +466,18 @@ def _decided_by(checked: Checked) -> tuple[str, str]:
 
 
 def child_id(engine: Engine, parent: ExecutionId, call: str) -> ExecutionId:
-    """The id of what a handler submits by one of its calls: the same in every run."""
-    digest = hashlib.sha256(f"{parent}\x00{call}".encode()).digest()
-    return solo_execution_id(uuid4_from(digest[:16]), engine.deployment.partitions)
+    """The id of what a handler submits by one of its calls: the same in every run.
+
+    If the parent's id follows from a name, so does this one, and for the same owner.
+    """
+    digest = hashlib.sha256(f"{parent}\x00{call}".encode())
+    mark = ids.mark_in(ids.uuid_of(parent))
+    uuid = (
+        ids.uuid4_from(digest.digest()[:16])
+        if mark is None
+        else ids.marked_uuid(mark, digest.hexdigest())
+    )
+    return ids.solo_execution_id(uuid, engine.deployment.partitions)
 
 
 # Results of other executions as arguments -----------------------------------

@@ -13,10 +13,14 @@ import msgspec
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core import gates, ids
+from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.streams import NewFrame
+from flowfabric.flows.nodes import member_uuid
 from flowfabric.operations import OPERATIONS, Reach, RemoteOperation
 from flowfabric.server.confinement import ConfinedEngine
+from flowfabric.submission import child_id
 from tests.conformance.given import Given
 from tests.server.shop import (
     NAMED,
@@ -39,7 +43,7 @@ COUNTING = {
     "report_usage_admin",
 }
 """Those that count for budgets, which need not exist yet."""
-UNALIKE = {"create_token", *CREATING, *COUNTING}
+UNALIKE = {"create_token", *CREATING}
 PLACEHOLDERS = {
     ("executions", "id"): "{execution}",
     ("executions", "attempt"): "0",
@@ -242,6 +246,52 @@ async def test_an_id_that_is_taken_elsewhere_is_not_found(
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
 
 
+@pytest.mark.parametrize("taken", [False, True], ids=["free", "taken"])
+async def test_nobody_else_takes_what_a_name_stands_for(
+    http: httpx.AsyncClient, engine: Engine, given: Given, taken: bool
+) -> None:
+    order, flow = engine.named_execution_id("order-17", "shop"), ids.named_flow_id("f", "shop")
+    budget, limit = ids.named_budget_id("team", "shop"), gates.policy_id_of("shop", "provider")
+    node = ids.member_execution_id(flow, member_uuid(flow, 0), engine.deployment.partitions)
+    if taken:
+        await given.waiting(namespace="shop", execution_id="order-17")
+        await engine.create_flow(flow, flow_kind="k", namespace="shop")
+        await engine.create_budget(BudgetDefinition(budget_id="team", namespace="shop"))
+        await engine.create_quota_policy(limit, max_concurrent=1, namespace="shop")
+    headers = await token(engine, "admin", namespace="other")
+    new = {"execution_kind": "x"}
+    graph = {"members": [new | {"execution_id": node}]}
+    requests: list[tuple[str, object]] = [
+        ("executions", new | {"execution_id": order}),
+        ("executions", new | {"execution_id": child_id(engine, order, "charge")}),
+        ("executions", new | {"policy": {"budget_ids": [budget]}}),
+        ("flows", {"flow_id": flow, "flow_kind": "k"}),
+        (f"flows/{flow}/graph", graph),
+        ("budgets", {"budget_id": budget}),
+        (f"budgets/{budget}/usage", {"dimensions": {"tokens": 1}}),
+        ("quotas", QUOTA | {"quota_policy_id": limit}),
+    ]
+
+    answers = [
+        await http.post(f"/v1/{each}", json=body, headers=headers) for each, body in requests
+    ]
+
+    assert {each.json().get("code") for each in answers} == {"not_found"}
+    mine = await http.post("/v1/flows", json={"flow_id": MINE, "flow_kind": "k"}, headers=headers)
+    assert mine.is_success
+    attempts: list[tuple[str, object]] = [
+        ("/v1/executions", new | {"execution_id": node}),
+        (f"/v1/flows/{MINE}/graph", graph),
+    ]
+    for path, body in attempts:
+        answer = await http.post(path, json=body, headers=headers)
+        assert answer.json().get("code") in ("not_found", "invalid_input"), answer.text
+    theirs = await token(engine, "admin", namespace="shop")
+    for path, body in requests:
+        answer = await http.post(f"/v1/{path}", json=body, headers=theirs)
+        assert answer.is_success, answer.text
+
+
 async def test_parts_of_ids_are_those_of_ones_own(
     http: httpx.AsyncClient, engine: Engine, given: Given
 ) -> None:
@@ -304,15 +354,16 @@ async def test_a_handle_of_another_namespace_is_worth_nothing(
 async def test_what_one_owns_is_named_freely(http: httpx.AsyncClient, engine: Engine) -> None:
     headers = await token(engine, "admin", namespace="other")
     await engine.create_quota_policy(MINE, max_concurrent=1, namespace="other")
+    budget = ids.named_budget_id("team", "other")
     policy = {
-        "budget_ids": [f"{MINE[:-1]}7"],
+        "budget_ids": [budget],
         "quota_policies": [{"quota_policy_id": MINE}],
     }
 
     created = await http.post(
         "/v1/executions", json={"execution_kind": "x", "policy": policy}, headers=headers
     )
-    gate = {"owner_kind": "budget", "owner_id": f"{MINE[:-1]}7", "key": ""}
+    gate = {"owner_kind": "budget", "owner_id": budget, "key": ""}
     request = {"execution_kind": "x", "namespace": "other", "gates": [gate]}
     limited = await call(http, "create_executions", {"requests": [request]}, headers)
 

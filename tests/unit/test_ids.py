@@ -1,12 +1,13 @@
 """Identifiers: one canonical spelling each, and pure ways to make them."""
 
 from contextlib import suppress
-from uuid import UUID, uuid5
+from uuid import RFC_4122, UUID, uuid5
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowfabric.core.gates import policy_id_of
 from flowfabric.core.ids import (
     FIRST_UUID,
     LAST_UUID,
@@ -15,7 +16,10 @@ from flowfabric.core.ids import (
     flow_execution_id,
     flow_partition,
     make_execution_id,
+    mark_in,
+    mark_of,
     member_execution_id,
+    named_budget_id,
     named_flow_id,
     new_execution_ids,
     own_execution_id,
@@ -124,7 +128,7 @@ def test_the_bare_uuid_of_what_we_name_is_the_id_in_full() -> None:
 def test_an_id_of_ones_own_stands_for_one_execution_of_its_namespace() -> None:
     mine = own_execution_id("shop", "order-42", DEFAULT)
     assert mine == own_execution_id("shop", "order-42", DEFAULT)
-    assert UUID(uuid_of(mine)).version == 5
+    assert UUID(uuid_of(mine)).version == 8
     others = [own_execution_id(*each, DEFAULT) for each in (("shop", "order-43"), ("", "order-42"))]
     assert mine not in others
 
@@ -317,3 +321,23 @@ def test_a_flow_has_a_uuid_or_an_id_of_its_own_within_a_namespace() -> None:
     for bad in ("", " ", mine.upper(), "{fp:1}:x", "a\nb", 7, None):
         with pytest.raises(InvalidInput, match="flow_id"):
             named_flow_id(bad, "shop")
+
+
+def test_ids_that_follow_from_names_tell_whose_names_they_are() -> None:
+    made = [
+        uuid_of(own_execution_id("shop", "order-17", DEFAULT)),
+        named_flow_id("order-17", "shop"),
+        named_budget_id("order-17", "shop"),
+        policy_id_of("shop", "order-17"),
+    ]
+
+    assert {mark_in(each) for each in made} == {mark_of("namespace", "shop")}
+    assert {mark_in(each) for each in (RAW, NIL, str(uuid5(UUID(NIL), "name")))} == {None}
+    assert len({*made, named_budget_id("order-18", "shop"), named_budget_id("order-17", "s")}) == 6
+    for each in made:
+        assert (UUID(each).version, UUID(each).variant) == (8, RFC_4122)
+
+
+def test_no_flow_has_the_mark_of_a_namespace() -> None:
+    assert mark_of("flow", "shop")[:12] != mark_of("namespace", "shop")[:12]
+    assert mark_of("flow", "shop")[12] != mark_of("namespace", "shop")[12]

@@ -30,6 +30,7 @@ from flowfabric.core.ids import (
     Namespace,
     QuotaPolicyId,
     derived_uuid,
+    named_uuid,
     parse_namespace,
     parse_uuid,
 )
@@ -181,7 +182,7 @@ def check_gate_key(key: object) -> str:
 
 def policy_id_of(namespace: str, name: str) -> QuotaPolicyId:
     """The id of a policy that people know by its name."""
-    return QuotaPolicyId(derived_uuid("quota_policy", namespace, name))
+    return QuotaPolicyId(named_uuid("quota_policy", namespace, name))
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from flowfabric.core import flow_joins
+from flowfabric.core import flow_joins, ids
 from flowfabric.core.flow_records import OnSatisfied
 from flowfabric.core.ids import ExecutionId, FlowId, PartitionConfig, member_execution_id
 from flowfabric.errors import InvalidInput
@@ -47,9 +47,8 @@ def member_uuid(flow_id: FlowId, index: int) -> str:
     The uuids of a flow's nodes are ordered as the nodes were added, and differ at
     the end, which is what lists show where room is short.
     """
-    common = hashlib.sha256(flow_id.encode()).hexdigest()[:12]
     own = hashlib.sha256(f"{flow_id}\x00{index}".encode()).hexdigest()[:12]
-    return f"{common[:8]}-{common[8:]}-4{index >> 12:03x}-{0x8000 | (index & 0xFFF):04x}-{own}"
+    return ids.marked_uuid(ids.mark_of("flow", flow_id), f"{index:06x}{own}")
 
 
 class NodeNames:

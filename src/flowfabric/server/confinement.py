@@ -72,6 +72,8 @@ class Named:
         """By what they were called."""
         self.handled: set[ExecutionId] = set()
         self.created: set[ExecutionId] = set()
+        self.marks = {ids.mark_of("namespace", owner)}
+        """What is in uuids that follow from names, if the names are the caller's to give."""
         self.flows: set[str] = set()
         self.limits: set[str] = set()
         self.budgets: set[str] = set()
@@ -111,7 +113,8 @@ class Named:
         if request.execution_id is not None and ids.parse_own_id(request.execution_id) is None:
             self.created.add(self._engine.check_execution_id(request.execution_id))
         if request.parent_execution_id is not None:
-            self._note("parent_execution_id", request.parent_execution_id)
+            parent = self._note_execution(request.parent_execution_id)
+            self.marks.add(ids.mark_in(ids.uuid_of(parent)) or "")
         self._note_policy(policies.parse_policy(request.policy))
         for each in request.gates:
             owners = self.budgets if each.owner_kind is gates.GateOwner.BUDGET else self.limits
@@ -136,13 +139,23 @@ class Named:
 
     def _note(self, name: str, value: str) -> None:
         if name.endswith(_EXECUTIONS):
-            self.executions[value] = self._engine.check_execution_id(value)
+            self._note_execution(value)
         elif name == "flow_id":
             self.flows.add(value)
+            self.marks.add(ids.mark_of("flow", value))
         elif name == "budget_id":
             self.budgets.add(value)
         elif name == "quota_policy_id":
             self.limits.add(value)
+
+    def _note_execution(self, text: str) -> ExecutionId:
+        self.executions[text] = self._engine.check_execution_id(text)
+        return self.executions[text]
+
+    def may_create(self, uuid: str) -> bool:
+        """Whether a uuid follows from no name, or from one that is the caller's to give."""
+        mark = ids.mark_in(uuid)
+        return mark is None or mark in self.marks
 
 
 class Missing(Exception):
@@ -218,21 +231,23 @@ class ConfinedEngine(Engine):
         """Raise unless the caller may know of all that is named; those that are left out."""
         for flow_id in sorted(named.flows):
             namespace = await self._engine.get_flow_namespace(flow_id)
-            if namespace is None and operation.name == "create_flow":
-                continue
-            if namespace != self._owner:
+            creates = operation.name == "create_flow" and named.may_create(flow_id)
+            if namespace != self._owner and not (creates and namespace is None):
                 raise Missing(NotFound("flow", flow_id))
         missing = await self._check_executions(named, may_miss=operation.name in _SOME_MAY_MISS)
+        creates = operation.name == "create_budget"
         for budget_id in sorted(named.budgets):
-            await self._check_budget(budget_id)
-        await self._check_limits(named.limits, creates=operation.name == "create_quota_policy")
+            await self._check_budget(named, budget_id, creates=creates)
+        await self._check_limits(named, creates=operation.name == "create_quota_policy")
         return missing
 
     async def _check_executions(self, named: Named, *, may_miss: bool) -> set[str]:
         asked = {*named.executions.values(), *named.handled, *named.created}
         found = await self._namespaces.of(asked)
         foreign = {each for each, namespace in found.items() if namespace != self._owner}
-        for each in sorted(foreign & (named.handled | named.created)):
+        new = named.created - found.keys()
+        denied = {each for each in new if not named.may_create(ids.uuid_of(each))}
+        for each in sorted(denied | foreign & (named.handled | named.created)):
             raise NotFound("execution", each)
         missing = {
             text
@@ -244,19 +259,23 @@ class ConfinedEngine(Engine):
                 raise Missing(NotFound("execution", text))
         return missing
 
-    async def _check_budget(self, budget_id: str) -> None:
-        """Those that do not exist may yet be created."""
-        with suppress(NotFound):
-            found = await self._engine.get_budget_status(budget_id, namespace=self._owner)
-            if found.namespace == self._owner:
-                return
+    async def _check_budget(self, named: Named, budget_id: str, *, creates: bool) -> None:
+        """One that does not exist may be named before it is created, but not by any uuid."""
+        uuid = ids.named_budget_id(budget_id, self._owner)
+        try:
+            found = await self._engine.get_budget_status(uuid, namespace=self._owner)
+            known = found.namespace == self._owner
+        except NotFound:
+            known = (creates or ids.mark_in(uuid) is not None) and named.may_create(uuid)
+        if not known:
             raise Missing(NotFound("budget", budget_id))
 
-    async def _check_limits(self, limits: set[str], *, creates: bool) -> None:
-        found = await self._engine.find_limit_namespaces(sorted(limits))
-        for limit_id in sorted(limits):
+    async def _check_limits(self, named: Named, *, creates: bool) -> None:
+        found = await self._engine.find_limit_namespaces(sorted(named.limits))
+        for limit_id in sorted(named.limits):
             namespace = found.get(limit_id)
-            if namespace != self._owner and not (creates and namespace is None):
+            new = creates and namespace is None and named.may_create(limit_id)
+            if namespace != self._owner and not new:
                 raise Missing(NotFound("limit", limit_id))
 
     # Calls
