@@ -204,17 +204,27 @@ async def test_a_closed_server_takes_nobody_without_a_token(http: httpx.AsyncCli
     assert (await http.get("/livez")).status_code == 200
 
 
-async def test_guessing_tokens_is_throttled(http: httpx.AsyncClient, engine: Engine) -> None:
-    good = await token(engine, "read")
-    for _ in range(FAILURES_MAX):
-        wrong = await http.get("/v1/executions", headers={"Authorization": "Bearer ff_x"})
-        assert wrong.status_code == 401
+@pytest.mark.parametrize("id_is_known", [False, True], ids=["any token", "one token"])
+async def test_guessing_tokens_is_throttled_and_keeps_nobody_else_out(
+    http: httpx.AsyncClient, engine: Engine, id_is_known: bool
+) -> None:
+    good, other = await token(engine, "read"), await token(engine, "read")
+    forged = [f"Bearer ff_{number:016x}_{'0' * 64}" for number in range(FAILURES_MAX + 1)]
+    if id_is_known:
+        forged = [good["Authorization"][:-2] + f"{number:02x}" for number in range(256)]
+        forged.remove(good["Authorization"])
 
-    answer = await http.get("/v1/executions", headers=good)
+    guesses = [
+        await http.get("/v1/executions", headers={"Authorization": each})
+        for each in forged[: FAILURES_MAX + 1]
+    ]
+    guessed = await http.get("/v1/executions", headers=good)
+    others = await http.get("/v1/executions", headers=other)
 
-    assert answer.status_code == 429
-    assert int(answer.headers["retry-after"]) > 0
-    assert answer.json()["code"] == "rate_limit_exceeded"
+    assert [each.status_code for each in guesses] == [401] * FAILURES_MAX + [429]
+    assert int(guesses[-1].headers["retry-after"]) > 0
+    assert guesses[-1].json()["code"] == "rate_limit_exceeded"
+    assert (guessed.status_code, others.status_code) == (429 if id_is_known else 200, 200)
 
 
 async def test_an_expired_token_lets_nobody_in(

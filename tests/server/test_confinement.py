@@ -83,6 +83,7 @@ BODIES: Mapping[str, Sequence[Mapping[str, object]]] = {
         },
     ],
     "POST /v1/executions/{id}/cancel": [{"reason": "r"}],
+    "POST /v1/signals": [{"waitpoint_token": "fft_0", "signal_name": "s"}],
     "POST /v1/executions/{id}/signal": [
         {"waitpoint_id": "{waitpoint}", "waitpoint_token": "k1:00", "signal_name": "s"}
     ],
@@ -399,7 +400,7 @@ async def test_no_route_reaches_another_namespace(
 
 def expected(path: str) -> tuple[int, ...]:
     """Statuses of what names another namespace, or lists one's own."""
-    if path.endswith("/signal"):
+    if path.endswith(("/signal", "/signals")):
         return (400,)  # Its token is what it needs, and wrong.
     return (403, 404) if "{" in path.replace("{worker}", "") else (200, 204, 403, 404)
 

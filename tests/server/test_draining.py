@@ -11,6 +11,7 @@ from flowfabric import Engine
 from flowfabric.server.api import ServerConfig
 from flowfabric.server.draining import Waiting
 from flowfabric.server.streams import PING
+from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 from tests.server.conftest import app_of
 from tests.server.test_access import token
@@ -45,6 +46,43 @@ async def test_a_server_that_stops_sends_everybody_to_another(
         assert (each.status_code, each.json()["code"]) == (503, "unavailable"), each.text
         assert int(each.headers["retry-after"]) > 0
     assert (await live.get("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize("server_config", [ServerConfig()], ids=["closed"])
+@pytest.mark.parametrize("way", ["revoked", "expired"])
+async def test_a_token_that_ends_ends_what_it_has_opened(
+    live: httpx.AsyncClient,
+    engine: Engine,
+    given: Given,
+    clock: SettableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    monkeypatch.setattr("flowfabric.server.access.TOKEN_CACHE_S", 0.0)
+    monkeypatch.setattr("flowfabric.server.draining.CHECK_S", 0.01)
+    claimed = await given.running()
+    place = f"/v1/executions/{claimed.execution_id}"
+    made = await engine.create_token("t", scopes=["read"], expires_in_ms=60_000)
+    headers = {"Authorization": f"Bearer {made.token}"}
+    paths = (f"{place}/stream", "/v1/events", "/v1/hints?topic=x")
+
+    async with AsyncExitStack() as opened:
+        streams = [
+            await opened.enter_async_context(live.stream("GET", each, headers=headers))
+            for each in paths
+        ]
+        statuses = [each.status_code for each in streams]
+        polling = asyncio.create_task(live.get(f"{place}/outcome?wait_ms=30000", headers=headers))
+        if way == "revoked":
+            await engine.revoke_token(made.stored.token_id)
+        else:
+            clock.advance(ms=60_000)
+        told = [[each.name async for each in events_of(stream)] for stream in streams]
+        polled = await polling
+
+    assert statuses == [200, 200, 200]
+    assert told == [[], [], ["live"]]
+    assert (polled.status_code, polled.json()["code"]) == (401, "unauthorized")
 
 
 def test_a_ping_is_no_message() -> None:

@@ -18,8 +18,8 @@ from tests.server.test_confinement import BODIES, PLACEHOLDERS
 
 pytestmark = pytest.mark.parametrize("server_config", [ServerConfig()], ids=[""])
 
-OPEN = {"/healthz", "/readyz", "/livez", "/v1/executions/{id}/signal"}
-"""They need no token; the last has one of its own in the body."""
+OPEN = {"/healthz", "/readyz", "/livez", "/v1/executions/{id}/signal", "/v1/signals"}
+"""They need no token; the last two have one of their own in the body."""
 ANY_SCOPE = {"/v1/deployment", "/v1/hints", "/v1/operations/{name}"}
 """They take every token; operations check the scopes of their table."""
 ENDLESS = {"/v1/events"}
@@ -174,6 +174,13 @@ async def test_each_route_that_takes_a_body_refuses_one_of_another_shape(
     cases = [
         (b'{"', "application/json", 400, "invalid_json"),
         (b"\xff\xfe", "application/json", 400, "invalid_json"),
+        (b'{"reason": "\xff"}', "application/json", 400, "invalid_json"),
+        (
+            b'{"odd":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+            "application/json",
+            400,
+            "invalid_json",
+        ),
         (b"[1]", "application/json", 422, "invalid_json"),
         (b"{}", "text/plain", 415, "unsupported_media_type"),
     ]

@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from flowfabric import Engine
+from flowfabric.signals import SignalToken
 from tests.conformance.given import NOBODY, UNKNOWN_ID, Given
 
 FLOW_ID = "11111111-1111-4111-8111-111111111111"
@@ -47,6 +48,36 @@ async def test_a_signal_with_its_token_needs_no_other(
     assert again.json() == {
         "Duplicate": {"existing_signal_id": answer.json()["Accepted"]["signal_id"]}
     }
+
+
+async def test_a_link_is_all_that_its_holder_needs(
+    http: httpx.AsyncClient, engine: Engine, given: Given
+) -> None:
+    await engine.create_token("somebody", scopes=["read"])
+    claimed = await given.suspended(execution_id="order-17")
+    (waitpoint,) = (await engine.list_pending_waitpoints(claimed.execution_id)).waitpoints
+    secret = await engine.read_waitpoint_token(claimed.execution_id, waitpoint.waitpoint_id)
+    assert secret is not None
+    link = SignalToken(claimed.execution_id, waitpoint.waitpoint_id, secret).reveal()
+    body = {"waitpoint_token": link, "signal_name": "go", "idempotency_key": "k"}
+    plain = body | {"waitpoint_token": secret.reveal()}
+    place, other = "/v1/executions/order-17/signal", f"/v1/executions/{UNKNOWN_ID}/signal"
+
+    answers = [
+        await http.post("/v1/signals", json=body),
+        await http.post(place, json=body),
+        await http.post(place, json=plain | {"waitpoint_id": waitpoint.waitpoint_id}),
+    ]
+    refused = [
+        await http.post("/v1/signals", json=plain),
+        await http.post("/v1/signals", json=body | {"waitpoint_token": link[:-1]}),
+        await http.post("/v1/signals", json=body | {"waitpoint_id": NOBODY}),
+        await http.post(other, json=body),
+        await http.post(place, json=plain),
+    ]
+
+    assert [list(each.json()) for each in answers] == [["Accepted"], ["Duplicate"], ["Duplicate"]]
+    assert [each.status_code for each in refused] == [400, 400, 400, 400, 422]
 
 
 async def test_open_waitpoints_are_shown_without_their_tokens(

@@ -10,6 +10,8 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.results import Claimed
 from flowfabric.core.streams import NewFrame
+from flowfabric.engine.events import Subscription
+from flowfabric.errors import HistoryChanged
 from flowfabric.server.api import ServerConfig
 from tests.conformance.given import UNKNOWN_ID, Given
 
@@ -182,3 +184,33 @@ async def test_events_are_told_as_they_come_to_whom_they_concern(
         assert (await anext(events_of(answer))).id == seen[1].id
     denied = await live.get("/v1/events?namespace=other", headers=headers)
     assert denied.status_code == 403
+
+
+async def test_a_cursor_that_the_log_has_lost_is_told_where_to_go_on(
+    http: httpx.AsyncClient, engine: Engine, given: Given
+) -> None:
+    await given.completed()
+    known = (await engine.read_events()).cursor
+    event_id, at_ms, _ = known.split("-")
+    lost = [f"{event_id}-{at_ms}-000000000000", f"{int(event_id) + 9}-{at_ms}-000000000000"]
+
+    for cursor in lost:
+        answer = await http.get("/v1/events", headers={"Last-Event-ID": cursor})
+
+        assert (answer.status_code, answer.json()["code"]) == (409, "history_changed")
+        assert answer.json()["resume_after"] == "0", answer.text
+
+
+async def test_a_stream_that_cannot_go_on_says_why(
+    live: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object, **__: object) -> None:
+        raise HistoryChanged("the log was exchanged", resume_after="7")
+
+    monkeypatch.setattr(Subscription, "__anext__", lost)
+
+    async with live.stream("GET", "/v1/events") as answer:
+        told = [each async for each in events_of(answer)]
+
+    assert [(each.name, each.data["code"]) for each in told] == [("problem", "history_changed")]
+    assert told[0].data["resume_after"] == "7"

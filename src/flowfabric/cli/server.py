@@ -4,7 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Literal
 
 import click
 from rich.table import Table
@@ -36,6 +36,46 @@ MISSING: Final = (
 )
 @click.option("--insecure", is_flag=True, help="Let anybody do everything, from anywhere.")
 @click.option(
+    "--trusted-proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Believe this proxy who it asks for (X-Forwarded-For); may be repeated.",
+)
+@click.option(
+    "--drain",
+    "drain_s",
+    default=30,
+    show_default=True,
+    type=click.IntRange(1, 3_600),
+    metavar="SECONDS",
+    help="How long requests under way may take once it is told to stop.",
+)
+@click.option(
+    "--requests-per-minute",
+    "requests_max",
+    default=60_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Of one token, or of one address without any.",
+)
+@click.option(
+    "--long-polls",
+    "waiting_max",
+    default=1_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many requests may wait at once for something to happen.",
+)
+@click.option(
+    "--streams",
+    "streams_max",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many streams of server-sent events may be open at once.",
+)
+@click.option(
     "--reconcile/--no-reconcile",
     "reconciles",
     default=True,
@@ -45,12 +85,16 @@ MISSING: Final = (
 @target_options
 def serve(
     target: Target,
+    /,
     host: str,
     port: int,
     origins: tuple[str, ...],
     insecure: bool,
+    proxies: tuple[str, ...],
+    drain_s: int,
     reconciles: bool,
     log_level: str,
+    **limits: int,
 ) -> int:
     """Serve the database over HTTP until it is stopped; /docs describes every request.
 
@@ -62,8 +106,11 @@ def serve(
     except ImportError as error:
         raise Unavailable("serve", f"{MISSING} ({error.name} is missing)") from None
     configure(log_level, as_json=target.json or None)
-    listening = serving.Listening(host=host, port=port, reconciles=reconciles)
-    config = ServerConfig(cors_origins=origins, anybody="always" if insecure else "without_tokens")
+    listening = serving.Listening(
+        host=host, port=port, drain_s=drain_s, reconciles=reconciles, trusted_proxies=proxies
+    )
+    anybody: Literal["always", "without_tokens"] = "always" if insecure else "without_tokens"
+    config = ServerConfig(cors_origins=origins, anybody=anybody, **limits)
 
     async def run() -> bool:
         async with await target.open() as engine:

@@ -138,6 +138,10 @@ class Subscription(Generic[T]):
             self._take(page)
         return self._next()
 
+    async def check(self) -> None:
+        """Raise `HistoryChanged` now if the log has lost what the cursor has seen."""
+        await self._engine.check_history(read_cursor(self._through))
+
     async def next_if_any(self) -> T | None:
         """The next event, if there is one already."""
         while not self._ready:
@@ -182,8 +186,7 @@ class Subscriptions(unit.Group):
             after=cursor.event_id, limit=limit, category=category, wait_s=wait_s
         )
         # Afterwards: the log may have been exchanged while it was read.
-        if cursor.event_id:
-            await self._check_history(cursor)
+        await self.check_history(cursor)
         return EventLogPage(
             events=page.events,
             cursor=write_cursor(await self._end(cursor, page.events, page.cursor)),
@@ -202,7 +205,10 @@ class Subscriptions(unit.Group):
             return start
         return (await self._around(end_id)).found or Cursor(end_id)
 
-    async def _check_history(self, cursor: Cursor) -> None:
+    async def check_history(self, cursor: Cursor) -> None:
+        """Raise unless the log has what the cursor has seen."""
+        if not cursor.event_id:
+            return
         if is_of_this_history(cursor, await self._around(cursor.event_id)):
             return
         raise history_changed(cursor, await self._resume_from(cursor))

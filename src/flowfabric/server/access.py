@@ -8,27 +8,32 @@ elsewhere is "not found".
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from litestar.di import NamedDependency
 from msgspec import Struct
 
 from flowfabric.core.ids import ExecutionId, Namespace
-from flowfabric.core.tokens import ApiToken, Scope
+from flowfabric.core.tokens import ApiToken, Scope, split_token
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import NotFound
 from flowfabric.run import Endings
 from flowfabric.server.confinement import Namespaces
-from flowfabric.server.draining import Waiting
+from flowfabric.server.draining import Check, Waiting
 from flowfabric.server.problems import Problem, Refused, refuse
 
+T = TypeVar("T")
 _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-TOKEN_CACHE_S: Final = 5.0
-"""How long a revoked token may still be good in a process that has just seen it."""
+TOKEN_CACHE_S: Final = 2.0
+"""How long a revoked token may still be good in a process that has just seen it. What it opened
+before, such as a stream, is checked as often."""
 CACHED_MAX: Final = 10_000
 FAILURES_MAX: Final = 20
-"""Wrong tokens one address may present in a minute."""
+"""Wrong tokens one address may present in a minute before it is told to wait, and wrong secrets of
+one token before that token is refused from there, right or wrong."""
+GUESSING: Final = "too many wrong tokens from this address"
 REQUESTS_MAX: Final = 60_000
 """Requests one token, or one address without any, may make in a minute."""
 WINDOW_S: Final = 60.0
@@ -70,6 +75,12 @@ class Session:
     endings: Endings
     waiting: Waiting
     namespaces: Namespaces
+    check: Check
+    """Raises `Refused` once the caller's token is no longer good."""
+
+    async def wait(self, work: Coroutine[object, object, T]) -> T:
+        """What `work` comes to, as long as the server serves and the caller may ask."""
+        return await self.waiting.run(work, self.check)
 
     def allow(self, scope: Scope) -> None:
         """Go on only if the caller may do this."""
@@ -141,23 +152,33 @@ class Access:
     async def caller(self, authorization: str | None, address: str) -> Caller:
         """Who presents this header, from this address."""
         now_s = time.monotonic()
-        _refuse_beyond(self._failures, address, now_s, "too many wrong tokens from this address")
         if authorization is None and await self._takes_anybody(now_s):
             self._count(address, now_s)
             return ANYBODY
-        token = await self._token(authorization, now_s)
+        presented = _presented(authorization) or ""
+        token_id, _ = split_token(presented) or ("", "")
+        # By token, so that those who guess keep nobody else out.
+        guessed = f"{address} {token_id}"
+        _refuse_beyond(self._failures, guessed, now_s, GUESSING)
+        token = await self._token(presented, now_s) if token_id else None
         if token is None:
+            _refuse_beyond(self._failures, address, now_s, GUESSING)
+            self._failures.count(guessed, now_s)
             self._failures.count(address, now_s)
-            raise Refused(
-                401,
-                Problem(
-                    error="missing or invalid Authorization header; send 'Bearer <token>'",
-                    code="unauthorized",
-                ),
-                {"WWW-Authenticate": "Bearer"},
-            )
+            raise unauthorized()
         self._count(token.token_id, now_s)
         return Caller(name=token.name, scopes=token.allowed(), namespace=token.namespace)
+
+    async def check(self, authorization: str | None) -> None:
+        """Raise unless what was presented is still good."""
+        now_s = time.monotonic()
+        presented = _presented(authorization)
+        if presented is None:
+            known = await self._takes_anybody(now_s)
+        else:
+            known = await self._token(presented, now_s) is not None
+        if not known:
+            raise unauthorized()
 
     async def _takes_anybody(self, now_s: float) -> bool:
         if self._anybody != "without_tokens":
@@ -170,10 +191,7 @@ class Access:
         _refuse_beyond(self._requests, name, now_s, "too many requests in a minute")
         self._requests.count(name, now_s)
 
-    async def _token(self, authorization: str | None, now_s: float) -> ApiToken | None:
-        if authorization is None or not authorization.startswith("Bearer "):
-            return None
-        presented = authorization.removeprefix("Bearer ")
+    async def _token(self, presented: str, now_s: float) -> ApiToken | None:
         until_s, known = self._checked.get(presented, (0.0, None))
         if now_s < until_s:
             return known
@@ -183,6 +201,18 @@ class Access:
             while len(self._checked) > CACHED_MAX:
                 self._checked.popitem(last=False)
         return token
+
+
+def _presented(authorization: str | None) -> str | None:
+    if authorization is None or not authorization.startswith("Bearer "):
+        return None
+    return authorization.removeprefix("Bearer ")
+
+
+def unauthorized() -> Refused:
+    told = "missing or invalid Authorization header; send 'Bearer <token>'"
+    problem = Problem(error=told, code="unauthorized")
+    return Refused(401, problem, {"WWW-Authenticate": "Bearer"})
 
 
 def _refuse_beyond(window: Tally, name: str, now_s: float, what: str) -> None:

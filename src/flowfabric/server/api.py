@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Final
 
 from litestar import Litestar
@@ -45,6 +46,7 @@ from flowfabric.server.confinement import ConfinedEngine, Namespaces
 from flowfabric.server.draining import Waiting
 from flowfabric.server.problems import (
     AnyRequest,
+    JsonRequest,
     Problem,
     Refused,
     check_is_json,
@@ -231,6 +233,7 @@ def create_app(
             executions.routes,
             signals.routes,
             signals.inbox,
+            signals.deliver_by_link,
             flows.routes,
             streams.routes,
             streams.events,
@@ -261,6 +264,7 @@ def create_app(
             path="/docs",
             render_plugins=[ScalarRenderPlugin()],
         ),
+        request_class=JsonRequest,
         request_max_body_size=None,
         logging_config=None,
     )
@@ -284,11 +288,19 @@ async def provide_session(request: AnyRequest) -> Session:
     assert isinstance(state.endings, Endings)
     assert isinstance(state.waiting, Waiting)
     assert isinstance(state.namespaces, Namespaces)
-    caller = ANYBODY
+    caller, access = ANYBODY, state.access
+    presented = request.headers.get("authorization")
     if not request.route_handler.opt.get("open"):
         address = request.client.host if request.client else "unknown"
-        caller = await state.access.caller(request.headers.get("authorization"), address)
+        caller = await access.caller(presented, address)
     engine = state.engine
     if caller.namespace is not None:
         engine = ConfinedEngine(engine, caller.namespace, state.namespaces)
-    return Session(caller, engine, state.endings, state.waiting, state.namespaces)
+    return Session(
+        caller,
+        engine,
+        state.endings,
+        state.waiting,
+        state.namespaces,
+        partial(access.check, presented),
+    )

@@ -1,12 +1,20 @@
-"""Ending well: what waits for something to happen ends early when the server is told to stop."""
+"""Ending well: what waits for something to happen ends early when the server is told to stop, or
+when whoever waits may not any more."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from typing import TypeVar
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Final, TypeVar
 
-from flowfabric.errors import ResourceExhausted, Unavailable
+from flowfabric.errors import FlowFabricError, ResourceExhausted, Unavailable
+from flowfabric.server.problems import Refused
 
 T = TypeVar("T")
+Check = Callable[[], Awaitable[object]]
+"""Raises `Refused` when the caller may not wait any more."""
+CHECK_S: Final = 2.0
+"""How often those who wait are checked."""
 
 
 class Waiting:
@@ -27,7 +35,7 @@ class Waiting:
     def drain(self) -> None:
         self._draining.set()
 
-    async def run(self, work: Coroutine[object, object, T]) -> T:
+    async def run(self, work: Coroutine[object, object, T], check: Check) -> T:
         """What `work` comes to, if that is before the server drains."""
         if self.polls >= self._polls_max:
             work.close()
@@ -36,7 +44,11 @@ class Waiting:
         task = asyncio.ensure_future(work)
         end = asyncio.ensure_future(self._draining.wait())
         try:
-            await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+            while not (task.done() or end.done()):
+                await asyncio.wait(
+                    {task, end}, timeout=CHECK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                await _checked(check)
             if not task.done():
                 raise Unavailable("stream_ops", "the server is stopping; ask again")
             return task.result()
@@ -47,7 +59,7 @@ class Waiting:
             await asyncio.gather(task, end, return_exceptions=True)
 
     def each(
-        self, messages: AsyncIterator[T], *, idle_s: float, ping: T, last: T
+        self, messages: AsyncIterator[T], check: Check, *, idle_s: float, ping: T, last: T
     ) -> AsyncIterator[T]:
         """The messages, with a ping whenever none came for a while, and `last` on draining.
 
@@ -55,31 +67,48 @@ class Waiting:
         """
         if self.streams >= self._streams_max:
             raise ResourceExhausted("streams", self._streams_max)
-        return self._each(messages, idle_s, ping, last)
+        return self._each(messages, check, idle_s, ping, last)
 
     async def _each(
-        self, messages: AsyncIterator[T], idle_s: float, ping: T, last: T
+        self, messages: AsyncIterator[T], check: Check, idle_s: float, ping: T, last: T
     ) -> AsyncIterator[T]:
         end = asyncio.ensure_future(self._draining.wait())
         coming = asyncio.ensure_future(anext(messages, None))
         self.streams += 1
+        checked_s = said_s = time.monotonic()
         try:
             while not end.done():
                 await asyncio.wait(
-                    {coming, end}, timeout=idle_s, return_when=asyncio.FIRST_COMPLETED
+                    {coming, end},
+                    timeout=min(idle_s, CHECK_S),
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
-                if not coming.done():
-                    if not end.done():
-                        yield ping
-                    continue
-                message = coming.result()
-                if message is None:
-                    return
-                coming = asyncio.ensure_future(anext(messages, None))
-                yield message
+                now_s = time.monotonic()
+                if now_s - checked_s >= CHECK_S:
+                    await _checked(check)
+                    checked_s = now_s
+                if coming.done():
+                    message = coming.result()
+                    if message is None:
+                        return
+                    coming = asyncio.ensure_future(anext(messages, None))
+                    said_s = now_s
+                    yield message
+                elif now_s - said_s >= idle_s and not end.done():
+                    said_s = now_s
+                    yield ping
             yield last
+        except Refused:
+            # The answer has begun: all that is left is to end it.
+            return
         finally:
             self.streams -= 1
             end.cancel()
             coming.cancel()
             await asyncio.gather(coming, end, return_exceptions=True)
+
+
+async def _checked(check: Check) -> None:
+    """While the database is away, everybody stays who he was."""
+    with suppress(FlowFabricError):
+        await check()

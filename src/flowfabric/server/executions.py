@@ -186,7 +186,7 @@ async def result(
     asked.allow(Scope.READ)
     execution_id = await asked.find(id)
     if wait_ms:
-        await asked.waiting.run(_ended(asked.endings, execution_id, wait_ms))
+        await asked.wait(_ended(asked.endings, execution_id, wait_ms))
     stored = await asked.engine.get_execution_result(execution_id)
     if stored is None:
         raise NotFound("execution result", id)
@@ -206,7 +206,7 @@ async def outcome(
         raise NotFound("execution", id)
     ended = (await asked.engine.read_outcomes([execution_id])).get(execution_id)
     if ended is None and wait_ms:
-        ended = await asked.waiting.run(_ended(asked.endings, execution_id, wait_ms))
+        ended = await asked.wait(_ended(asked.endings, execution_id, wait_ms))
     return Response(ended, status_code=202 if ended is None else 200)
 
 

@@ -24,7 +24,15 @@ from flowfabric.operations import (
 )
 from flowfabric.server.access import Caller, InSession
 from flowfabric.server.confinement import ConfinedEngine
-from flowfabric.server.problems import AnyRequest, Problem, check_is_json, problem_of, refuse
+from flowfabric.server.problems import (
+    UNREADABLE,
+    AnyRequest,
+    Problem,
+    check_is_json,
+    problem_of,
+    refuse,
+    unreadable,
+)
 from flowfabric.server.routing import get, post
 from flowfabric.server.streams import events_of
 from flowfabric.store.base import HintListener
@@ -61,7 +69,7 @@ async def call(name: FromPath[str], request: AnyRequest, asked: InSession) -> Re
     arguments = read_arguments(operation, await request.body())
     performing = getattr(asked.engine, name)(**arguments)
     try:
-        result = await (asked.waiting.run(performing) if name in WAITS else performing)
+        result = await (asked.wait(performing) if name in WAITS else performing)
         return _json(200, operation.encode_result(result))
     except FlowFabricError as error:
         status, problem = problem_of(error)
@@ -86,6 +94,8 @@ def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]
         raise refuse(422, "invalid_json", told, field=field) from None
     except msgspec.DecodeError as error:
         raise refuse(400, "invalid_json", f"invalid JSON: {error}") from None
+    except UNREADABLE as error:
+        raise unreadable(error) from None
 
 
 def _json(status: int, body: bytes) -> Response[bytes]:

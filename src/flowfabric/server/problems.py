@@ -39,6 +39,18 @@ _ALIASES: Final = {
 }
 """Parameters that cannot have their own name in Python or Litestar."""
 AnyRequest = Request[object, object, State]
+
+
+class JsonRequest(AnyRequest):
+    """A request whose body is refused if it cannot be read, whatever keeps it from being read."""
+
+    async def json(self) -> object:
+        try:
+            return await super().json()
+        except UNREADABLE as error:
+            raise unreadable(error) from None
+
+
 R = TypeVar("R")
 
 
@@ -53,6 +65,8 @@ class Problem(Struct, omit_defaults=True, kw_only=True):
     """The field of the request that is wrong."""
     limit_bytes: int | None = None
     route: str | None = None
+    resume_after: str | None = None
+    """The cursor to go on from, where the log has lost the one that was given."""
 
 
 class Refused(Exception):
@@ -69,6 +83,20 @@ def refuse(status: int, code: str, error: str, *, field: str | None = None) -> R
     return Refused(status, Problem(error=error, code=code, field=field))
 
 
+UNREADABLE: Final = (UnicodeDecodeError, RecursionError)
+"""What reading JSON raises beside its own errors."""
+
+
+def unreadable(error: Exception) -> Refused:
+    deep = isinstance(error, RecursionError)
+    told = "it is nested too deeply" if deep else f"it is not UTF-8 at byte {_place(error)}"
+    return refuse(400, "invalid_json", f"invalid JSON: {told}")
+
+
+def _place(error: Exception) -> int:
+    return error.start if isinstance(error, UnicodeDecodeError) else 0
+
+
 def check_is_json(content_type: str) -> None:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         told = "Content-Type: must be application/json"
@@ -82,6 +110,7 @@ def problem_of(error: FlowFabricError) -> tuple[int, Problem]:
         error=str(error) if isinstance(error, errors.NotFound) else f"{error.code}: {error}",
         code=error.code,
         field=getattr(error, "field", None),
+        resume_after=getattr(error, "resume_after", None),
     )
     if status not in (400, 404):
         problem.kind = _kind_of(error)

@@ -29,6 +29,8 @@ class Listening(Struct, frozen=True, kw_only=True):
     drain_s: int = DRAIN_S
     reconciles: bool = True
     """Whether this process also does what time makes due."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses of proxies that are believed who they ask for (`X-Forwarded-For`)."""
 
     @property
     def is_local(self) -> bool:
@@ -79,6 +81,8 @@ async def serve(connect: EngineOpener, listening: Listening, config: ServerConfi
         access_log=False,
         server_header=False,
         date_header=True,
+        proxy_headers=bool(listening.trusted_proxies),
+        forwarded_allow_ips=list(listening.trusted_proxies),
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=listening.drain_s,

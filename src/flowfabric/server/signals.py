@@ -10,13 +10,16 @@ from litestar import Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.server import wire
-from flowfabric.server.access import InSession
+from flowfabric.server.access import InSession, Session
 from flowfabric.server.executions import MEDIUM_BODY, NO_STORE, check_same
+from flowfabric.server.problems import refuse
 from flowfabric.server.routing import JsonAnswer, answer, get, post
+from flowfabric.signals import TOKEN_PREFIX, SignalToken
 
 PAGE = 100
 
@@ -28,14 +31,34 @@ async def deliver(
     asked: InSession,
 ) -> JsonAnswer[wire.Tagged]:
     check_same("execution_id", id, data.execution_id)
+    return await _deliver(asked, id, data)
+
+
+@post(
+    "/v1/signals",
+    opt={**MEDIUM_BODY, "open": True},
+    tags=["signals"],
+    summary="Deliver a signal with the text of a link",
+)
+async def deliver_by_link(
+    data: JSONBody[wire.DeliverSignal],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    """`waitpoint_token` is all that has to be known: it names the execution and the waitpoint."""
+    return await _deliver(asked, SignalToken.parse(data.waitpoint_token).execution_id, data)
+
+
+async def _deliver(asked: Session, text: str, data: wire.DeliverSignal) -> JsonAnswer[wire.Tagged]:
     payload, encoding = wire.read_bytes(
         "payload", data.payload, data.payload_base64, data.payload_json
     )
     try:
+        execution_id = await asked.find(text)
+        waitpoint_id, token = _permission(execution_id, data)
         delivered = await asked.engine.deliver_signal(
-            asked.engine.check_execution_id(id),
-            data.waitpoint_id,
-            waitpoint_token=data.waitpoint_token,
+            execution_id,
+            waitpoint_id,
+            waitpoint_token=token,
             signal_name=data.signal_name,
             signal_id=data.signal_id,
             signal_category=data.signal_category,
@@ -53,6 +76,19 @@ async def deliver(
         # Guessing does not tell which executions exist.
         raise InvalidToken from None
     return answer(delivered)
+
+
+def _permission(execution_id: ExecutionId, data: wire.DeliverSignal) -> tuple[str, str]:
+    """The waitpoint and its token, from whichever form the token has."""
+    if data.waitpoint_token.startswith(TOKEN_PREFIX):
+        link = SignalToken.parse(data.waitpoint_token)
+        if link.execution_id == execution_id and data.waitpoint_id in (None, link.waitpoint_id):
+            return link.waitpoint_id, link.secret.reveal()
+        raise InvalidToken
+    if data.waitpoint_id is None:
+        told = "invalid JSON: waitpoint_id: must be given with such a token"
+        raise refuse(422, "invalid_json", told, field="waitpoint_id")
+    return data.waitpoint_id, data.waitpoint_token
 
 
 @get("/{id:str}/pending-waitpoints", summary="What an execution waits for")

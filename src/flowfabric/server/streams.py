@@ -18,12 +18,12 @@ from flowfabric.core.streams import BLOCK_MS_MAX
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Told
-from flowfabric.errors import NotFound
+from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.run import Endings
 from flowfabric.server import wire
 from flowfabric.server.access import InSession, Session
 from flowfabric.server.executions import split_tag
-from flowfabric.server.problems import refuse
+from flowfabric.server.problems import problem_of, refuse
 from flowfabric.server.routing import JsonAnswer, get
 from flowfabric.streams import Follower, Frame
 
@@ -84,7 +84,7 @@ async def tail(
         told = f"block_ms exceeds {BLOCK_MS_MAX}ms ceiling"
         raise refuse(400, "invalid_input", told, field="block_ms")
     execution_id = await asked.find(id)
-    page = await asked.waiting.run(
+    page = await asked.wait(
         asked.engine.tail_stream(
             execution_id, attempt, after=after, block_ms=block_ms, count_limit=limit
         )
@@ -125,7 +125,10 @@ async def events(
     kind: FromQuery[str | None] = None,
     tag: FromQuery[str | None] = None,
 ) -> ServerSentEvent:
-    """From now on, or after a cursor. It never ends by itself."""
+    """From now on, or after a cursor. It never ends by itself.
+
+    A cursor that the log does not know is 409, with the one to go on from as `resume_after`.
+    """
     asked.allow(Scope.READ)
     subscription = await asked.engine.subscribe_events(
         after=last_event_id or after,
@@ -136,6 +139,8 @@ async def events(
         tag=None if tag is None else split_tag(tag),
     )
 
+    await subscription.check()
+
     async def told() -> AsyncIterator[ServerSentEventMessage]:
         async for each in subscription:
             yield _event(each)
@@ -144,8 +149,23 @@ async def events(
 
 
 def events_of(asked: Session, messages: AsyncIterator[ServerSentEventMessage]) -> ServerSentEvent:
-    """Messages as server-sent events, for as long as the server serves."""
-    return ServerSentEvent(asked.waiting.each(messages, idle_s=PING_S, ping=PING, last=RECONNECT))
+    """Messages as server-sent events, for as long as the server serves and the caller may ask."""
+    told = asked.waiting.each(
+        _with_problems(messages), asked.check, idle_s=PING_S, ping=PING, last=RECONNECT
+    )
+    return ServerSentEvent(told)
+
+
+async def _with_problems(
+    messages: AsyncIterator[ServerSentEventMessage],
+) -> AsyncIterator[ServerSentEventMessage]:
+    """The messages; what goes wrong once the answer has begun is the last of them."""
+    try:
+        async for each in messages:
+            yield each
+    except FlowFabricError as error:
+        _, problem = problem_of(error)
+        yield ServerSentEventMessage(event="problem", data=msgspec.json.encode(problem).decode())
 
 
 def _event(told: Told) -> ServerSentEventMessage:

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, structs
 
 from flowfabric.core.checks import JSON
 from flowfabric.core.flow_joins import Dependency, EdgeDependencyPolicy
-from flowfabric.server.problems import refuse
+from flowfabric.server.problems import refuse, unreadable
 
 Octet = Annotated[int, Meta(ge=0, le=255)]
 Octets = list[Octet]
@@ -41,7 +41,10 @@ def read_bytes(
             400, "invalid_input", f"{field}: send it in one form, not several", field=field
         )
     if as_json is not UNSET:
-        return msgspec.json.encode(as_json), JSON
+        try:
+            return msgspec.json.encode(as_json), JSON
+        except RecursionError as error:
+            raise unreadable(error) from None
     if as_base64 is not None:
         try:
             return base64.b64decode(as_base64, validate=True), None
@@ -90,9 +93,10 @@ class CancelExecution(Struct, kw_only=True):
 class DeliverSignal(Struct, kw_only=True):
     """A signal, and the token that allows it."""
 
-    waitpoint_id: str
     waitpoint_token: str
+    """That of the waitpoint, or the text of a link, which names execution and waitpoint."""
     signal_name: str
+    waitpoint_id: str | None = None
     execution_id: str | None = None
     signal_id: str | None = None
     signal_category: str = ""
