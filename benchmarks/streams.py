@@ -118,7 +118,7 @@ async def everybody_listens(app: App) -> None:
     parked = 0
     while parked < TAILS:
         await asyncio.sleep(PAUSE_S)
-        parked = app.engine.parked_tails
+        parked = app.engine.waiting_tails
 
 
 async def latencies(store: str, url: str, *, apart: bool) -> float:

@@ -13,7 +13,7 @@ from flowfabric.core.records import StepKind
 from flowfabric.core.results import HandedBack
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.steps import NewStep
-from flowfabric.core.waitpoints import ResumePolicy
+from flowfabric.core.suspension import ResumePolicy
 from flowfabric.engine.steps import StepReport
 from flowfabric.errors import InvalidHandle, InvalidInput, InvalidPolicyJson, PayloadTooLarge
 from tests.conformance.given import Given, fence_of, new

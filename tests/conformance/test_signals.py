@@ -18,7 +18,7 @@ from flowfabric.core.states import (
     LifecyclePhase,
     PublicState,
 )
-from flowfabric.core.waitpoints import ResumePolicy
+from flowfabric.core.suspension import ResumePolicy
 from flowfabric.errors import (
     PayloadTooLarge,
     SignalLimitExceeded,

@@ -178,7 +178,7 @@ async def test_a_repeat_of_a_kept_signal_is_kept_once(engine: Engine, given: Giv
 async def test_what_is_kept_is_bounded_in_number(
     engine: Engine, given: Given, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowfabric.core.suspension.KEPT_SIGNALS_MAX", 3)
+    monkeypatch.setattr("flowfabric.core.bounds.KEPT_SIGNALS_MAX", 3)
     claimed = await given.running()
     for _ in range(3):
         await send(engine, claimed.execution_id)

@@ -12,20 +12,8 @@ from flowfabric.engine.waitpoints import ResumeSignal
 from flowfabric.errors import InvalidInput, InvalidToken, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
-from tests.conformance.observed import (
-    cursor_of,
-    events_since,
-    execution_of,
-    refuses,
-    unchanged,
-)
-from tests.conformance.pausing import (
-    duplicate_of,
-    effect_of,
-    new_id,
-    pause,
-    paused,
-)
+from tests.conformance.observed import cursor_of, events_since, execution_of, refuses, unchanged
+from tests.conformance.pausing import duplicate_of, effect_of, new_id, pause, paused
 
 SATISFIED = SignalEffect.SATISFIED
 APPENDED = SignalEffect.APPENDED

@@ -25,14 +25,9 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
+from flowfabric.core.suspension import ResumePolicy
 from flowfabric.core.transitions import NO_LEASE
-from flowfabric.core.waitpoints import (
-    Binding,
-    FreshWaitpoint,
-    ResumePolicy,
-    UsePending,
-    fingerprint,
-)
+from flowfabric.core.waitpoints import Binding, FreshWaitpoint, UsePending, fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (
     AlreadySuspended,
@@ -58,14 +53,7 @@ from tests.conformance.observed import (
     refuses,
     unchanged,
 )
-from tests.conformance.pausing import (
-    APPROVED,
-    new_id,
-    pause,
-    paused,
-    suspension_of,
-    waitpoint_of,
-)
+from tests.conformance.pausing import APPROVED, new_id, pause, paused, suspension_of, waitpoint_of
 
 DEEP = all_of_waitpoints(["gate"])
 for _ in range(3):

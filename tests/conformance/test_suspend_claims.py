@@ -22,19 +22,8 @@ from flowfabric.errors import (
 )
 from flowfabric.testing import SettableClock
 from tests.conformance.given import NO_GRANT, OTHER_WORKER, UNKNOWN_ID, WORKER, Given
-from tests.conformance.observed import (
-    execution_of,
-    refused,
-    refuses,
-    state_of,
-    unchanged,
-)
-from tests.conformance.pausing import (
-    Pause,
-    new_id,
-    pause,
-    paused,
-)
+from tests.conformance.observed import execution_of, refused, refuses, state_of, unchanged
+from tests.conformance.pausing import Pause, new_id, pause, paused
 
 TIMEOUT_MS = 5_000
 

@@ -16,20 +16,12 @@ from flowfabric.core.conditions import (
     Wildcard,
     all_of_waitpoints,
 )
-from flowfabric.core.waitpoints import FreshWaitpoint, ResumePolicy, UsePending
+from flowfabric.core.suspension import ResumePolicy
+from flowfabric.core.waitpoints import FreshWaitpoint, UsePending
 from flowfabric.errors import AlreadySuspended, InvalidInput
 from tests.conformance.given import Given
-from tests.conformance.observed import (
-    call,
-    refused,
-    refuses,
-    unchanged,
-)
-from tests.conformance.pausing import (
-    APPROVED,
-    new_id,
-    paused,
-)
+from tests.conformance.observed import call, refused, refuses, unchanged
+from tests.conformance.pausing import APPROVED, new_id, paused
 
 DEEP = all_of_waitpoints(["gate"])
 for _ in range(3):

@@ -18,7 +18,7 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.waitpoints import ResumePolicy
+from flowfabric.core.suspension import ResumePolicy
 from flowfabric.errors import ExecutionNotSuspended, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
@@ -31,13 +31,7 @@ from tests.conformance.observed import (
     refuses,
     unchanged,
 )
-from tests.conformance.pausing import (
-    Pause,
-    pause,
-    paused,
-    suspension_of,
-    waitpoint_of,
-)
+from tests.conformance.pausing import Pause, pause, paused, suspension_of, waitpoint_of
 
 TIMEOUT_MS = 5_000
 

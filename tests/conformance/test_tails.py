@@ -149,7 +149,7 @@ async def test_a_tail_returns_what_there_is(engine: Engine, given: Given) -> Non
 
 async def parked(tail: "asyncio.Task[T]", engine: Engine) -> None:
     """Until the tail waits, or is about to look before it does."""
-    while not tail.done() and engine.parked_tails == 0:
+    while not tail.done() and engine.waiting_tails == 0:
         await asyncio.wait([tail], timeout=0.001)
 
 
@@ -165,7 +165,7 @@ async def test_a_parked_tail_gets_the_next_frame(engine: Engine, given: Given) -
         await parked(tails[-1], engine)
         await engine.append_frame(claimed.handle, text("a"))
     assert [texts(await tail) for tail in tails] == [["a"]] * 8
-    assert engine.parked_tails == 0
+    assert engine.waiting_tails == 0
 
 
 async def test_a_tail_of_durable_frames_waits_past_others(engine: Engine, given: Given) -> None:
@@ -230,7 +230,7 @@ async def test_so_many_tails_may_be_parked_and_no_more(
         tails = [
             group.create_task(engine.tail_stream(*reading, block_ms=LONG_MS)) for _ in range(2)
         ]
-        while engine.parked_tails < 2:
+        while engine.waiting_tails < 2:
             await asyncio.wait(tails, timeout=0.001)
         with pytest.raises(ResourceExhausted, match="stream_tails"):
             await engine.tail_stream(*reading, block_ms=LONG_MS)

@@ -13,16 +13,8 @@ from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
-from tests.conformance.observed import (
-    execution_of,
-)
-from tests.conformance.pausing import (
-    create,
-    new_id,
-    paused,
-    suspension_of,
-    waitpoint_of,
-)
+from tests.conformance.observed import execution_of
+from tests.conformance.pausing import create, new_id, paused, suspension_of, waitpoint_of
 
 
 async def test_every_end_of_an_execution_closes_what_is_open(

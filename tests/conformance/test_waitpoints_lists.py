@@ -21,14 +21,8 @@ from flowfabric.engine.waitpoints import WaitpointView
 from flowfabric.errors import NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, WORKER, Given
-from tests.conformance.observed import (
-    refuses,
-)
-from tests.conformance.pausing import (
-    effect_of,
-    new_id,
-    paused,
-)
+from tests.conformance.observed import refuses
+from tests.conformance.pausing import effect_of, new_id, paused
 
 TTL_MS = 10_000
 

@@ -17,14 +17,7 @@ from flowfabric.errors import (
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 from tests.conformance.observed import execution_of, refused
-from tests.conformance.pausing import (
-    TTL_MS,
-    create,
-    effect_of,
-    new_id,
-    pause,
-    waitpoint_of,
-)
+from tests.conformance.pausing import TTL_MS, create, effect_of, new_id, pause, waitpoint_of
 
 BOTH = all_of_waitpoints(["a", "b"])
 EITHER = Count(1, CountKind.DISTINCT_WAITPOINTS, ("a", "b"))

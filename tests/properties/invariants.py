@@ -13,7 +13,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import settle
+from flowfabric.core.transitions import with_derived
 from tests.properties.world import Life
 
 HELD = (
@@ -30,7 +30,7 @@ LOST = ("lease_expired_at_ms", "lease_revoked_at_ms", "lease_revoke_reason")
 def check_rows(life: Life) -> None:
     """The rows agree with each other and with themselves."""
     execution = life.execution
-    assert execution == settle(execution), "public_state and ready follow from the dimensions"
+    assert execution == with_derived(execution), "public_state and ready follow from the dimensions"
     ended = execution.lifecycle_phase is LifecyclePhase.TERMINAL
     assert ended == (execution.terminal_outcome is not TerminalOutcome.NONE)
     assert ended == (execution.completed_at_ms is not None)

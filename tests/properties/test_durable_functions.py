@@ -46,13 +46,7 @@ from flowfabric.worker import reports
 from flowfabric.worker.inline import InlineWorker
 from tests.properties.asyncio_runner import run
 from tests.properties.durable_performer import Performer, World
-from tests.properties.durable_programs import (
-    FOUND,
-    Meaning,
-    Program,
-    programs,
-    wild_programs,
-)
+from tests.properties.durable_programs import FOUND, Meaning, Program, programs, wild_programs
 
 T = TypeVar("T")
 

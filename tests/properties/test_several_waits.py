@@ -26,15 +26,7 @@ from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import WaitpointClosed
 from flowfabric.testing import SettableClock
 from tests.properties.test_differential import SHRINKING_TAKES_S, tuned
-from tests.properties.test_suspensions import (
-    KEYS,
-    MATCHERS,
-    NAMES,
-    SOURCES,
-    Sent,
-    forward,
-    is_met,
-)
+from tests.properties.test_suspensions import KEYS, MATCHERS, NAMES, SOURCES, Sent, forward, is_met
 from tests.properties.world import World
 
 TIMEOUT_MS = 1_000

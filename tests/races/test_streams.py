@@ -81,7 +81,7 @@ async def last_page(engine: Engine, execution_id: str) -> list[str]:
             return [frame.id for frame in page.frames]
 
 
-async def test_parked_tails_hold_no_connection(postgres_database: str) -> None:
+async def test_waiting_tails_hold_no_connection(postgres_database: str) -> None:
     async with await connect(postgres_database, pool_max=2) as engine:
         (claimed,) = await running(engine)
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
@@ -91,7 +91,7 @@ async def test_parked_tails_hold_no_connection(postgres_database: str) -> None:
                 )
                 for number in range(8)
             ]
-            while engine.parked_tails < 8:
+            while engine.waiting_tails < 8:
                 await asyncio.wait(tails, timeout=0.001)
             async with asyncio.timeout(2):
                 await engine.append_frame(claimed.handle, NewFrame(payload=b"a"))

@@ -90,7 +90,7 @@ async def test_a_reader_waits_for_its_turn_where_too_many_follow(
         run = await start(waiting_app)
         engine = waiting_app.engine
         listeners = [asyncio.create_task(listen(run)) for _ in range(2)]
-        while engine.parked_tails < 1:
+        while engine.waiting_tails < 1:
             await asyncio.wait(listeners, timeout=0.001)
         cue.say("a")
         cue.end()
@@ -123,7 +123,7 @@ async def test_a_reader_may_begin_with_what_comes_next(waiting_app: App) -> None
         await anext(run.stream())
         stream = run.stream(after="now")
         following = asyncio.ensure_future(anext(stream))
-        while not waiting_app.engine.parked_tails:
+        while not waiting_app.engine.waiting_tails:
             await asyncio.wait([following], timeout=0.001)
         cue.say("new")
         assert (await following).text == "new"

@@ -238,7 +238,7 @@ async def test_tails_beyond_the_limit_are_refused_and_the_others_get_what_comes(
     claimed = await given.running()
     path = f"/v1/executions/{claimed.execution_id}/attempts/0/stream/tail?block_ms=30000"
     tails = [asyncio.create_task(http.get(path)) for _ in range(2)]
-    while engine.parked_tails < 2:
+    while engine.waiting_tails < 2:
         await asyncio.wait(tails, timeout=0.001)
 
     refused = await http.get(path)

@@ -25,7 +25,7 @@ async def say(engine: Engine, claimed: Claimed, *texts: str) -> None:
 
 async def parked(tail: "asyncio.Task[httpx.Response]", engine: Engine) -> None:
     """Until the tail waits."""
-    while not tail.done() and not engine.parked_tails:
+    while not tail.done() and not engine.waiting_tails:
         await asyncio.wait([tail], timeout=0.001)
 
 

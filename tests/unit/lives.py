@@ -38,9 +38,14 @@ from flowfabric.core.records import (
     WaitpointState,
 )
 from flowfabric.core.states import FailureClass
-from flowfabric.core.suspension import SuspendFindings, decide_suspend
+from flowfabric.core.suspension import (
+    NORMAL,
+    SuspendFindings,
+    SuspendRequest,
+    check_suspend,
+    decide_suspend,
+)
 from flowfabric.core.transitions import Changes, Subject, change
-from flowfabric.core.waitpoints import NORMAL, SuspendRequest, check_suspend
 
 NOW_MS = 1_000_000
 TTL_MS = 9_000

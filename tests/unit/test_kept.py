@@ -28,7 +28,8 @@ from flowfabric.core.records import (
     Suspension,
     SuspensionReason,
 )
-from flowfabric.core.suspension import TakenSignals, mailbox_id, take
+from flowfabric.core.signals import mailbox_id
+from flowfabric.core.suspension import TakenSignals, take
 
 EXECUTION = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111111")
 OTHER = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111112")

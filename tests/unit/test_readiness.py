@@ -15,7 +15,7 @@ from flowfabric.core.executions import (
 from flowfabric.core.leases import decide_expire_lease, decide_revoke
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by, is_ready
 from flowfabric.core.states import BlockingReason, EligibilityState, PublicState
-from flowfabric.core.transitions import Subject, change, settle
+from flowfabric.core.transitions import Subject, change, with_derived
 from tests.unit.lives import (
     LIVES,
     NOW_MS,
@@ -170,7 +170,7 @@ WAYS = (*PARKED, *ENDED_ATTEMPT)
 def test_no_way_leads_to_ready_past_an_open_join(way: Life) -> None:
     execution = way().execution
     assert (held_by(execution), execution.ready) == (Hold.JOIN, False)
-    assert settle(execution) == execution
+    assert with_derived(execution) == execution
 
 
 @pytest.mark.parametrize("way", PARKED, ids=name_of)

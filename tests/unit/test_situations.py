@@ -35,7 +35,7 @@ from flowfabric.core.leases import (
 from flowfabric.core.policies import RetryPolicy
 from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior
 from flowfabric.core.resumption import decide_expire_suspension, decide_resume
-from flowfabric.core.signals import SignalFindings, SignalRequest, decide_deliver
+from flowfabric.core.signals import Mailbox, SignalFindings, SignalRequest, decide_deliver
 from flowfabric.core.situations import (
     ENDED,
     HELD_BY_WORKER,
@@ -49,7 +49,7 @@ from flowfabric.core.situations import (
 )
 from flowfabric.core.states import BlockingReason, EligibilityState, FailureClass
 from flowfabric.core.steps import decide_accept, decide_await, decide_block, decide_wake
-from flowfabric.core.suspension import Mailbox, SuspendFindings, decide_suspend
+from flowfabric.core.suspension import SuspendFindings, decide_suspend
 from flowfabric.core.transitions import Changes, Refusal, Subject, change
 from flowfabric.errors import FlowFabricError
 from tests.unit.lives import (

@@ -32,15 +32,15 @@ from flowfabric.core.signals import (
     decide_deliver,
 )
 from flowfabric.core.suspension import (
+    NORMAL,
     SuspendFindings,
-    decide_create_waitpoint,
     decide_suspend,
     dedup_ttl_ms,
     may_repeat,
     with_default_timeout,
 )
 from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject
-from flowfabric.core.waitpoints import NORMAL, BoundWaitpoint, UsePending
+from flowfabric.core.waitpoints import BoundWaitpoint, UsePending, decide_create_waitpoint
 from flowfabric.errors import (
     AlreadySuspended,
     ExecutionNotActive,

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from flowfabric.core.situations import is_ready
 from flowfabric.core.states import LifecyclePhase, PublicState
-from flowfabric.core.transitions import change, settle
+from flowfabric.core.transitions import change, with_derived
 from tests.unit.lives import LIVES, NOW_MS, Life, name_of, vector, waiting
 
 NOW = "runnable unowned eligible_now waiting_for_worker"
@@ -66,5 +66,5 @@ def test_a_change_stamps_mutations_always_and_transitions_when_the_phase_changes
 @pytest.mark.parametrize("life", LIVES, ids=name_of)
 def test_settling_what_is_settled_changes_nothing(life: Life) -> None:
     execution = life().execution
-    assert settle(execution) == execution
+    assert with_derived(execution) == execution
     assert is_ready(execution) == execution.ready

@@ -63,7 +63,7 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.core.transitions import DEFAULT_KEEP, Keep, keep_of, settle
+from flowfabric.core.transitions import DEFAULT_KEEP, Keep, keep_of, with_derived
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 
 PolicyInput = ExecutionPolicy | Mapping[str, object] | str | bytes | None
@@ -394,7 +394,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
     deadline_at_ms = terms.deadline_at_ms
     if deadline_at_ms is None and terms.deadline_after_ms is not None:
         deadline_at_ms = now_ms + terms.deadline_after_ms
-    return settle(
+    return with_derived(
         Execution(
             partition_key=partition_of(checked.execution_id),
             execution_id=checked.execution_id,

@@ -81,9 +81,9 @@ class Execution(Record, frozen=True, kw_only=True):
     terminal_outcome: TerminalOutcome = TerminalOutcome.NONE
     attempt_state: AttemptState
     public_state: PublicState
-    """Derived from the dimensions above by `settle`; never set by hand."""
+    """Derived from the dimensions above by `with_derived`; never set by hand."""
     ready: bool
-    """Derived by `settle`: `claim` may hand this row to a worker."""
+    """Derived by `with_derived`: `claim` may hand this row to a worker."""
 
     total_attempt_count: int = 0
     current_attempt_index: int = 0

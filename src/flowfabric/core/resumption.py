@@ -39,7 +39,8 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.suspension import RESUMED, is_expired
+from flowfabric.core.suspension import RESUMED
+from flowfabric.core.waitpoints import is_expired
 
 TIMED_OUT_RESUME: Final = "timed_out_auto_resume"
 NEVER_COMMITTED: Final = "never_committed"

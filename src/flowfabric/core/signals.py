@@ -8,6 +8,7 @@ suspension, whose condition is looked at again. A signal that the wait cannot us
 kept for a later one, and so is a signal by name that nothing waits for.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Final, TypedDict
 
@@ -19,7 +20,15 @@ from flowfabric.core import bounds, checks
 from flowfabric.core.conditions import observe, progress, stored_condition
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing
-from flowfabric.core.ids import SignalId, WaitpointId, parse_namespace, parse_uuid
+from flowfabric.core.ids import (
+    ExecutionId,
+    SignalId,
+    WaitpointId,
+    WaitpointKey,
+    parse_namespace,
+    parse_uuid,
+    uuid4_from,
+)
 from flowfabric.core.policies import parse_policy
 from flowfabric.core.records import (
     Execution,
@@ -33,16 +42,9 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.resumption import resume
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.suspension import (
-    RESUMED,
-    KeptSize,
-    Mailbox,
-    check_mailbox_room,
-    is_expired,
-    mailbox_id,
-    stored_policy,
-)
+from flowfabric.core.suspension import RESUMED, stored_policy
 from flowfabric.core.transitions import Changes, Decision, Subject, change
+from flowfabric.core.waitpoints import is_expired
 
 DEDUPED: Final = "deduped"
 KEEPING: Final = (
@@ -159,6 +161,41 @@ class SignalDuplicate(Struct, frozen=True, kw_only=True, tag="Duplicate"):
 
 
 SignalResult = SignalAccepted | SignalDuplicate
+
+
+class Mailbox(Struct, frozen=True, kw_only=True):
+    """Where a signal goes."""
+
+    waitpoint_id: WaitpointId
+    waitpoint_key: WaitpointKey
+
+
+class KeptSize(Struct, frozen=True, kw_only=True):
+    """What an execution keeps for waits to come."""
+
+    signals: int = 0
+    bytes: int = 0
+
+
+def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
+    """Stands for the waitpoint of a signal that met none. Repeats are found by it."""
+    digest = hashlib.sha256(f"mailbox\x00{execution_id}\x00{waitpoint_key}".encode()).digest()
+    return WaitpointId(uuid4_from(digest[:16]))
+
+
+def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecord) -> None:
+    if kept.signals >= bounds.KEPT_SIGNALS_MAX:
+        raise errors.KeptSignalsFull(
+            f"{execution.called} keeps {kept.signals} signals for its next waits;"
+            f" at most {bounds.KEPT_SIGNALS_MAX} are kept."
+            f" Send {signal.signal_name!r} when it waits"
+        )
+    size = kept.bytes + len(signal.payload or b"")
+    if size > bounds.KEPT_SIGNAL_BYTES_MAX:
+        raise errors.KeptSignalsFull(
+            f"{execution.called}: with {signal.signal_name!r} the signals kept for its next"
+            f" waits would be {size} bytes; at most {bounds.KEPT_SIGNAL_BYTES_MAX} are kept"
+        )
 
 
 class SignalFindings(Struct, frozen=True, kw_only=True):

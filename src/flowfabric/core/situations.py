@@ -379,13 +379,13 @@ def situation_of(execution: Execution, now_ms: int = 0) -> Situation:
     if phase is LifecyclePhase.SUSPENDED:
         return Situation.SUSPENDED
     if phase is LifecyclePhase.ACTIVE:
-        return _held(execution, now_ms)
+        return _active_one(execution, now_ms)
     if phase is LifecyclePhase.RUNNABLE and execution.ownership_state is OwnershipState.UNOWNED:
         return _set_aside(execution)
     return Situation.GATED
 
 
-def _held(execution: Execution, now_ms: int) -> Situation:
+def _active_one(execution: Execution, now_ms: int) -> Situation:
     match execution.ownership_state:
         case OwnershipState.LEASE_EXPIRED_RECLAIMABLE:
             return Situation.EXPIRED_LEASE

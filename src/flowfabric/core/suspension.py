@@ -8,35 +8,24 @@ them; the others stay kept. If they meet the condition, the worker keeps its lea
 and goes on: nothing was ever parked.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from typing import Final, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import conditions, waitpoints
-from flowfabric.core.bounds import (
-    KEPT_SIGNAL_BYTES_MAX,
-    KEPT_SIGNALS_MAX,
-    SUSPEND_CLOCK_SKEW_MS,
-    SUSPEND_DEDUP_GRACE_MS,
-    SUSPEND_DEDUP_TTL_MS_MAX,
-    TEXT_BYTES_MAX,
-    TIME_MS_MAX,
-)
-from flowfabric.core.checks import shorten
+from flowfabric.core import bounds, checks, conditions
 from flowfabric.core.executions import Timing, park, repeats
-from flowfabric.core.ids import ExecutionId, SignalId, WaitpointId, WaitpointKey, uuid4_from
+from flowfabric.core.ids import SignalId, SuspensionId, WaitpointId, parse_uuid
 from flowfabric.core.leases import Fence, check_fence
-from flowfabric.core.policies import parse_policy
+from flowfabric.core.policies import DURATION_MAX_MS, parse_policy
 from flowfabric.core.records import (
     Execution,
     HmacKey,
+    Requester,
     SignalEffect,
     SignalFacts,
-    SignalRecord,
     SuspendDedup,
     Suspension,
     SuspensionReason,
@@ -46,24 +35,177 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
-from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, change
+from flowfabric.core.transitions import Changes, Decision, Subject, change
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
-    PendingWaitpoint,
-    ResumePolicy,
-    SuspendRequest,
     SuspensionDetails,
     UsePending,
     announce,
+    check_bindings,
     check_keys,
     check_same_key,
+    check_sequence,
     check_waitpoint_room,
+    default_bindings,
     details_of,
+    is_expired,
     new_waitpoint,
     signing_key,
-    token_of,
     unannounced,
 )
+
+# A suspension as it is asked for, and what can be refused without looking at the execution
+
+Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)
+
+
+class ResumePolicy(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How the execution comes back. Only the delay is acted upon; the rest is kept for readers."""
+
+    resume_target: Literal["runnable"] = "runnable"
+    consume_matched_signals: bool = True
+    retain_signal_buffer_until_closed: bool = False
+    resume_delay_ms: int | None = None
+    close_waitpoint_on_resume: bool = True
+
+
+NORMAL: Final = ResumePolicy()
+
+
+RESUME_TARGET: Final = NORMAL.resume_target
+
+
+RESUME_FLAGS: Final = (
+    "consume_matched_signals",
+    "retain_signal_buffer_until_closed",
+    "close_waitpoint_on_resume",
+)
+
+
+class SuspendRequest(Struct, frozen=True, kw_only=True):
+    """A suspension as it was asked for, checked."""
+
+    suspension_id: SuspensionId
+    bindings: tuple[BoundWaitpoint | UsePending, ...]
+    """The first is the primary one."""
+    condition: conditions.Condition
+    resume_policy: ResumePolicy
+    reason_code: SuspensionReason
+    requested_by: Requester
+    timeout_at_ms: int | None
+    timeout_behavior: TimeoutBehavior | None
+    timeout_in_ms: int | None = None
+    """The timeout counted from when the execution suspends, by the store's clock."""
+    continuation_metadata_pointer: str | None
+    idempotency_key: str | None
+    take_pending: bool = False
+    """Take over every pending waitpoint of the condition's names in place of fresh ones."""
+
+    @property
+    def fresh(self) -> tuple[BoundWaitpoint, ...]:
+        return tuple(each for each in self.bindings if isinstance(each, BoundWaitpoint))
+
+    @property
+    def pending(self) -> tuple[UsePending, ...]:
+        return tuple(each for each in self.bindings if isinstance(each, UsePending))
+
+
+def check_suspend(
+    *,
+    new_ids: Sequence[str],
+    resume_condition: object,
+    waitpoints: object = None,
+    suspension_id: object = None,
+    resume_policy: object = NORMAL,
+    reason_code: object = SuspensionReason.WAITING_FOR_SIGNAL,
+    requested_by: object = Requester.WORKER,
+    timeout_at_ms: object = None,
+    timeout_in_ms: object = None,
+    timeout_behavior: object = None,
+    continuation_metadata_pointer: object = None,
+    idempotency_key: object = None,
+    take_pending: object = False,
+) -> SuspendRequest:
+    """Everything about a request that can be refused without looking at the execution.
+
+    `new_ids` are for what the caller leaves unnamed: the suspension and each waitpoint.
+    """
+    condition = conditions.check_condition(resume_condition)
+    chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
+    taking = checks.check_bool("take_pending", take_pending)
+    bindings = check_bindings(chosen, condition, new_ids[1:], take_pending=taking)
+    if timeout_at_ms is not None and timeout_in_ms is not None:
+        raise errors.InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
+    if (
+        isinstance(condition, conditions.TimeoutOnly)
+        and timeout_at_ms is None
+        and timeout_in_ms is None
+    ):
+        raise errors.InvalidInput(
+            "timeout_at_ms",
+            "timeout_only_without_deadline: without a timeout nothing would ever end this",
+        )
+    return SuspendRequest(
+        suspension_id=SuspensionId(
+            parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)
+        ),
+        bindings=bindings,
+        condition=condition,
+        resume_policy=check_resume_policy(resume_policy),
+        reason_code=_one_of(SuspensionReason, "reason_code", reason_code),
+        requested_by=_one_of(Requester, "requested_by", requested_by),
+        timeout_at_ms=None
+        if timeout_at_ms is None
+        else checks.check_time("timeout_at_ms", timeout_at_ms),
+        timeout_behavior=check_behavior(timeout_behavior),
+        timeout_in_ms=None
+        if timeout_in_ms is None
+        else checks.check_int("timeout_in_ms", timeout_in_ms, 0, DURATION_MAX_MS),
+        continuation_metadata_pointer=checks.check_optional_text(
+            "continuation_metadata_pointer",
+            continuation_metadata_pointer,
+            bytes_max=bounds.TEXT_BYTES_MAX,
+        ),
+        idempotency_key=checks.check_optional_text(
+            "idempotency_key", idempotency_key, bytes_max=bounds.IDEMPOTENCY_KEY_BYTES_MAX
+        )
+        or None,
+        take_pending=taking,
+    )
+
+
+def check_resume_policy(policy: object) -> ResumePolicy:
+    if not isinstance(policy, ResumePolicy):
+        raise errors.InvalidInput("resume_policy", "must be a ResumePolicy", policy)
+    if policy.resume_delay_ms is not None:
+        checks.check_int(
+            "resume_policy.resume_delay_ms", policy.resume_delay_ms, 0, DURATION_MAX_MS
+        )
+    if policy.resume_target != RESUME_TARGET:
+        raise errors.InvalidInput(
+            "resume_policy.resume_target", f"must be {RESUME_TARGET}", policy.resume_target
+        )
+    for flag in RESUME_FLAGS:
+        checks.check_bool(f"resume_policy.{flag}", getattr(policy, flag))
+    return policy
+
+
+def check_behavior(behavior: object) -> TimeoutBehavior | None:
+    if behavior is None:
+        return None
+    if behavior == "auto_resume":
+        return TimeoutBehavior.AUTO_RESUME
+    return _one_of(TimeoutBehavior, "timeout_behavior", behavior)
+
+
+def _one_of(words: type[Word], field: str, value: object) -> Word:
+    try:
+        return words(str(value))
+    except ValueError:
+        raise errors.InvalidInput(field, f"must be one of {', '.join(words)}", value) from None
+
 
 # What a suspend was answered, so that a repeat gets the same ----------------
 
@@ -110,9 +252,9 @@ def lease_ttl_of(execution: Execution) -> int:
 def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
     """As long as the suspension can last, and a little more."""
     if timeout_at_ms is None:
-        return SUSPEND_DEDUP_TTL_MS_MAX
+        return bounds.SUSPEND_DEDUP_TTL_MS_MAX
     lasts_ms = max(timeout_at_ms - now_ms, 0)
-    return min(lasts_ms + SUSPEND_DEDUP_GRACE_MS, SUSPEND_DEDUP_TTL_MS_MAX)
+    return min(lasts_ms + bounds.SUSPEND_DEDUP_GRACE_MS, bounds.SUSPEND_DEDUP_TTL_MS_MAX)
 
 
 def may_repeat(execution: Execution, dedup: SuspendDedup, fence: Fence) -> bool:
@@ -132,40 +274,6 @@ def may_repeat(execution: Execution, dedup: SuspendDedup, fence: Fence) -> bool:
 # use stays for the wait after it, as does what reaches it while it lasts and cannot be used;
 # what it took but was not met by goes back. So a signal counts once, and one that was
 # accepted is never lost.
-
-
-class Mailbox(Struct, frozen=True, kw_only=True):
-    """Where a signal goes."""
-
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
-
-
-class KeptSize(Struct, frozen=True, kw_only=True):
-    """What an execution keeps for waits to come."""
-
-    signals: int = 0
-    bytes: int = 0
-
-
-def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
-    """Stands for the waitpoint of a signal that met none. Repeats are found by it."""
-    digest = hashlib.sha256(f"mailbox\x00{execution_id}\x00{waitpoint_key}".encode()).digest()
-    return WaitpointId(uuid4_from(digest[:16]))
-
-
-def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecord) -> None:
-    if kept.signals >= KEPT_SIGNALS_MAX:
-        raise errors.KeptSignalsFull(
-            f"{execution.called} keeps {kept.signals} signals for its next waits;"
-            f" at most {KEPT_SIGNALS_MAX} are kept. Send {signal.signal_name!r} when it waits"
-        )
-    size = kept.bytes + len(signal.payload or b"")
-    if size > KEPT_SIGNAL_BYTES_MAX:
-        raise errors.KeptSignalsFull(
-            f"{execution.called}: with {signal.signal_name!r} the signals kept for its next"
-            f" waits would be {size} bytes; at most {KEPT_SIGNAL_BYTES_MAX} are kept"
-        )
 
 
 class TakenSignals(Struct, frozen=True, kw_only=True):
@@ -219,7 +327,7 @@ BLOCKING: Final[Mapping[SuspensionReason, BlockingReason]] = {
 }
 
 
-class Parked(Struct, frozen=True, kw_only=True):
+class SuspendAnswer(Struct, frozen=True, kw_only=True):
     """What a suspend came to."""
 
     details: SuspensionDetails
@@ -238,91 +346,13 @@ class SuspendFindings(Struct, frozen=True, kw_only=True):
     expired_dedup: SuspendDedup | None = None
 
 
-def decide_create_waitpoint(
-    subject: Subject,
-    fence: Fence,
-    bound: BoundWaitpoint,
-    expires_in_ms: int,
-    key: HmacKey,
-    timing: Timing,
-) -> Decision[PendingWaitpoint]:
-    """Make a waitpoint whose token can be handed out before the execution suspends."""
-    execution = subject.execution
-    check_fence(subject, fence, timing.now_ms)
-    check_waitpoint_room(execution, 1)
-    expires_at_ms = min(timing.now_ms + expires_in_ms, TIME_MS_MAX)
-    waitpoint = structs.replace(
-        new_waitpoint(execution, bound, key, timing.now_ms), expires_at_ms=expires_at_ms
-    )
-    after = change(
-        execution, timing.now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1
-    )
-    answer = PendingWaitpoint(
-        waitpoint_id=bound.waitpoint_id,
-        waitpoint_key=bound.waitpoint_key,
-        waitpoint_token=waitpoints.sign(key, execution.execution_id, bound.waitpoint_id),
-        expires_at_ms=expires_at_ms,
-    )
-    return Decision(answer=answer, changes=Changes(inserts=(waitpoint,), updates=(after,)))
-
-
-def decide_repeat_waitpoint(
-    subject: Subject,
-    fence: Fence,
-    bound: BoundWaitpoint,
-    made: Waitpoint,
-    expires_in_ms: int,
-    keys: Sequence[HmacKey],
-    timing: Timing,
-) -> Decision[PendingWaitpoint]:
-    """Give the holder the waitpoint it made before, open or closed.
-
-    One that the execution's end has closed is opened again: after a replay its token is as
-    good as before, for the next wait of its name.
-    """
-    check_fence(subject, fence, timing.now_ms)
-    if made.waitpoint_key != bound.waitpoint_key:
-        raise errors.InvalidWaitpointKey(
-            f"waitpoint {made.waitpoint_id} was made as {made.waitpoint_key!r}"
-        )
-    changes = NO_CHANGES
-    if made.ended_with_execution:
-        made, changes = _reopened(subject.execution, made, expires_in_ms, timing.now_ms)
-    answer = PendingWaitpoint(
-        waitpoint_id=made.waitpoint_id,
-        waitpoint_key=made.waitpoint_key,
-        waitpoint_token=token_of(made, keys, timing.now_ms),
-        expires_at_ms=TIME_MS_MAX if made.expires_at_ms is None else made.expires_at_ms,
-    )
-    return Decision(answer=answer, changes=changes)
-
-
-def _reopened(
-    execution: Execution, closed: Waitpoint, expires_in_ms: int, now_ms: int
-) -> tuple[Waitpoint, Changes]:
-    check_waitpoint_room(execution, 1)
-    pending = structs.replace(
-        closed,
-        state=WaitpointState.PENDING,
-        suspension_id=None,
-        attempt_index=execution.current_attempt_index,
-        ended_with_execution=False,
-        activated_at_ms=None,
-        closed_at_ms=None,
-        close_reason=None,
-        expires_at_ms=min(now_ms + expires_in_ms, TIME_MS_MAX),
-    )
-    after = change(execution, now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1)
-    return pending, Changes(updates=(after, pending))
-
-
 def decide_suspend(
     subject: Subject,
     fence: Fence,
     request: SuspendRequest,
     found: SuspendFindings,
     timing: Timing,
-) -> Decision[Parked]:
+) -> Decision[SuspendAnswer]:
     """Park the attempt until the condition is met; or go on, if early signals meet it already."""
     _check_may_suspend(subject, fence, timing)
     request = with_default_timeout(request, subject.execution, timing.now_ms)
@@ -331,15 +361,17 @@ def decide_suspend(
     suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
     seen = take(request.condition, suspension, found.kept)
     already = seen.closer is not None
-    settle = _satisfied if already else _parked
-    changes = settle(subject, suspension, _Opened.of(waitpoints, found), seen, timing.now_ms)
+    change_by = _satisfied if already else _paused
+    changes = change_by(subject, suspension, _Opened.of(waitpoints, found), seen, timing.now_ms)
     dedup = remember(subject, request, suspension, already, timing.now_ms)
     if found.expired_dedup is None:
         changes = structs.replace(changes, inserts=(*changes.inserts, *dedup))
     else:
         changes = structs.replace(changes, updates=(*changes.updates, *dedup))
     details = details_of(suspension, waitpoints, found.keys, timing.now_ms)
-    return Decision(answer=Parked(details=details, already_satisfied=already), changes=changes)
+    return Decision(
+        answer=SuspendAnswer(details=details, already_satisfied=already), changes=changes
+    )
 
 
 def decide_take(
@@ -414,13 +446,13 @@ def with_default_timeout(
     policy = parse_policy(execution.policy).suspension_policy
     timeout_at_ms = request.timeout_at_ms
     if request.timeout_in_ms is not None:
-        timeout_at_ms = min(now_ms + request.timeout_in_ms, TIME_MS_MAX)
+        timeout_at_ms = min(now_ms + request.timeout_in_ms, bounds.TIME_MS_MAX)
     behavior = request.timeout_behavior or TimeoutBehavior.FAIL
     if policy is not None:
         behavior = request.timeout_behavior or policy.timeout_behavior
         if timeout_at_ms is None and policy.default_timeout_ms is not None:
-            timeout_at_ms = min(now_ms + policy.default_timeout_ms, TIME_MS_MAX)
-    earliest_ms = now_ms - SUSPEND_CLOCK_SKEW_MS
+            timeout_at_ms = min(now_ms + policy.default_timeout_ms, bounds.TIME_MS_MAX)
+    earliest_ms = now_ms - bounds.SUSPEND_CLOCK_SKEW_MS
     if timeout_at_ms is not None and timeout_at_ms < earliest_ms:
         raise errors.InvalidInput(
             "timeout_at_ms", f"timeout_at_in_past: must be {earliest_ms} or later", timeout_at_ms
@@ -483,15 +515,6 @@ def _taken_over(
     return waitpoint
 
 
-def is_expired(waitpoint: Waitpoint, now_ms: int) -> bool:
-    """Whether a pending waitpoint was not used in time."""
-    return (
-        waitpoint.state is WaitpointState.PENDING
-        and waitpoint.expires_at_ms is not None
-        and waitpoint.expires_at_ms <= now_ms
-    )
-
-
 def _new_suspension(
     execution: Execution, request: SuspendRequest, primary: WaitpointId, now_ms: int
 ) -> Suspension:
@@ -531,10 +554,10 @@ def _waits_for(suspension: Suspension) -> str:
         conditions.stored_condition(suspension.resume_condition)
     )
     named = f": {', '.join(names)}" if any(names) else ""
-    return shorten(f"{suspension.reason_code}{named}", TEXT_BYTES_MAX)
+    return checks.shorten(f"{suspension.reason_code}{named}", bounds.TEXT_BYTES_MAX)
 
 
-def _parked(
+def _paused(
     subject: Subject, suspension: Suspension, opened: _Opened, seen: TakenSignals, now_ms: int
 ) -> Changes:
     waits = into(Situation.SUSPENDED, _waits_for(suspension))

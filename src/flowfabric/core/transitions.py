@@ -200,7 +200,7 @@ def _advance_open(subject: Subject, changes: Changes) -> Subject:
     return subject
 
 
-def settle(execution: Execution) -> Execution:
+def with_derived(execution: Execution) -> Execution:
     """The same execution with its derived fields brought up to date."""
     if situations.falls_to_join(execution):
         execution = structs.replace(execution, **situations.HELD_BY_JOIN)
@@ -227,7 +227,7 @@ def change(execution: Execution, now_ms: int, **fields: Field) -> Execution:
     """The next version of `execution`."""
     if fields.get("lifecycle_phase", execution.lifecycle_phase) != execution.lifecycle_phase:
         fields["last_transition_at_ms"] = now_ms
-    return settle(structs.replace(execution, last_mutation_at_ms=now_ms, **fields))
+    return with_derived(structs.replace(execution, last_mutation_at_ms=now_ms, **fields))
 
 
 # How long what has ended is kept --------------------------------------------

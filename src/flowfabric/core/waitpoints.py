@@ -4,19 +4,14 @@ import hmac
 import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, conditions
-from flowfabric.core.checks import (
-    check_bool,
-    check_int,
-    check_name,
-    check_optional_text,
-    check_time,
-)
+from flowfabric.core.checks import check_bool, check_name
+from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
     ExecutionId,
     SuspensionId,
@@ -25,22 +20,11 @@ from flowfabric.core.ids import (
     parse_uuid,
     redact_token,
 )
-from flowfabric.core.policies import DURATION_MAX_MS
-from flowfabric.core.records import (
-    Execution,
-    HmacKey,
-    Requester,
-    Suspension,
-    SuspensionReason,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
-)
-from flowfabric.core.transitions import Changes, Subject, change
+from flowfabric.core.leases import Fence, check_fence
+from flowfabric.core.records import Execution, HmacKey, Suspension, Waitpoint, WaitpointState
+from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, change
 
-# A suspension as it is asked for, and what can be refused without looking at the execution
-
-Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)
+# Waitpoints as a suspension asks for them, and what can be refused without looking at it
 
 
 class FreshWaitpoint(Struct, frozen=True, kw_only=True, tag=True):
@@ -64,64 +48,12 @@ class UsePending(Struct, frozen=True, kw_only=True, tag=True):
 Binding: TypeAlias = FreshWaitpoint | UsePending
 
 
-class ResumePolicy(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """How the execution comes back. Only the delay is acted upon; the rest is kept for readers."""
-
-    resume_target: Literal["runnable"] = "runnable"
-    consume_matched_signals: bool = True
-    retain_signal_buffer_until_closed: bool = False
-    resume_delay_ms: int | None = None
-    close_waitpoint_on_resume: bool = True
-
-
-NORMAL: Final = ResumePolicy()
-RESUME_TARGET: Final = NORMAL.resume_target
-RESUME_FLAGS: Final = (
-    "consume_matched_signals",
-    "retain_signal_buffer_until_closed",
-    "close_waitpoint_on_resume",
-)
-
-
 class BoundWaitpoint(Struct, frozen=True, kw_only=True):
     """A fresh binding with its ids."""
 
     waitpoint_id: WaitpointId
     waitpoint_key: WaitpointKey
     own_name_only: bool = False
-
-
-class SuspendRequest(Struct, frozen=True, kw_only=True):
-    """A suspension as it was asked for, checked."""
-
-    suspension_id: SuspensionId
-    bindings: tuple[BoundWaitpoint | UsePending, ...]
-    """The first is the primary one."""
-    condition: conditions.Condition
-    resume_policy: ResumePolicy
-    reason_code: SuspensionReason
-    requested_by: Requester
-    timeout_at_ms: int | None
-    timeout_behavior: TimeoutBehavior | None
-    timeout_in_ms: int | None = None
-    """The timeout counted from when the execution suspends, by the store's clock."""
-    continuation_metadata_pointer: str | None
-    idempotency_key: str | None
-    take_pending: bool = False
-    """Take over every pending waitpoint of the condition's names in place of fresh ones."""
-
-    @property
-    def fresh(self) -> tuple[BoundWaitpoint, ...]:
-        return tuple(each for each in self.bindings if isinstance(each, BoundWaitpoint))
-
-    @property
-    def pending(self) -> tuple[UsePending, ...]:
-        return tuple(each for each in self.bindings if isinstance(each, UsePending))
-
-
-# Checking -------------------------------------------------------------------------
 
 
 def check_bindings(
@@ -223,97 +155,6 @@ def check_sequence(waitpoints: object) -> tuple[Binding, ...]:
     if not isinstance(waitpoints, list | tuple):
         raise errors.InvalidInput("waitpoints", "must be a list of bindings", waitpoints)
     return tuple(waitpoints)
-
-
-def check_suspend(
-    *,
-    new_ids: Sequence[str],
-    resume_condition: object,
-    waitpoints: object = None,
-    suspension_id: object = None,
-    resume_policy: object = NORMAL,
-    reason_code: object = SuspensionReason.WAITING_FOR_SIGNAL,
-    requested_by: object = Requester.WORKER,
-    timeout_at_ms: object = None,
-    timeout_in_ms: object = None,
-    timeout_behavior: object = None,
-    continuation_metadata_pointer: object = None,
-    idempotency_key: object = None,
-    take_pending: object = False,
-) -> SuspendRequest:
-    """Everything about a request that can be refused without looking at the execution.
-
-    `new_ids` are for what the caller leaves unnamed: the suspension and each waitpoint.
-    """
-    condition = conditions.check_condition(resume_condition)
-    chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
-    taking = check_bool("take_pending", take_pending)
-    bindings = check_bindings(chosen, condition, new_ids[1:], take_pending=taking)
-    if timeout_at_ms is not None and timeout_in_ms is not None:
-        raise errors.InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
-    if (
-        isinstance(condition, conditions.TimeoutOnly)
-        and timeout_at_ms is None
-        and timeout_in_ms is None
-    ):
-        raise errors.InvalidInput(
-            "timeout_at_ms",
-            "timeout_only_without_deadline: without a timeout nothing would ever end this",
-        )
-    return SuspendRequest(
-        suspension_id=SuspensionId(
-            parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)
-        ),
-        bindings=bindings,
-        condition=condition,
-        resume_policy=check_resume_policy(resume_policy),
-        reason_code=_one_of(SuspensionReason, "reason_code", reason_code),
-        requested_by=_one_of(Requester, "requested_by", requested_by),
-        timeout_at_ms=None if timeout_at_ms is None else check_time("timeout_at_ms", timeout_at_ms),
-        timeout_behavior=check_behavior(timeout_behavior),
-        timeout_in_ms=None
-        if timeout_in_ms is None
-        else check_int("timeout_in_ms", timeout_in_ms, 0, DURATION_MAX_MS),
-        continuation_metadata_pointer=check_optional_text(
-            "continuation_metadata_pointer",
-            continuation_metadata_pointer,
-            bytes_max=bounds.TEXT_BYTES_MAX,
-        ),
-        idempotency_key=check_optional_text(
-            "idempotency_key", idempotency_key, bytes_max=bounds.IDEMPOTENCY_KEY_BYTES_MAX
-        )
-        or None,
-        take_pending=taking,
-    )
-
-
-def check_resume_policy(policy: object) -> ResumePolicy:
-    if not isinstance(policy, ResumePolicy):
-        raise errors.InvalidInput("resume_policy", "must be a ResumePolicy", policy)
-    if policy.resume_delay_ms is not None:
-        check_int("resume_policy.resume_delay_ms", policy.resume_delay_ms, 0, DURATION_MAX_MS)
-    if policy.resume_target != RESUME_TARGET:
-        raise errors.InvalidInput(
-            "resume_policy.resume_target", f"must be {RESUME_TARGET}", policy.resume_target
-        )
-    for flag in RESUME_FLAGS:
-        check_bool(f"resume_policy.{flag}", getattr(policy, flag))
-    return policy
-
-
-def check_behavior(behavior: object) -> TimeoutBehavior | None:
-    if behavior is None:
-        return None
-    if behavior == "auto_resume":
-        return TimeoutBehavior.AUTO_RESUME
-    return _one_of(TimeoutBehavior, "timeout_behavior", behavior)
-
-
-def _one_of(words: type[Word], field: str, value: object) -> Word:
-    try:
-        return words(str(value))
-    except ValueError:
-        raise errors.InvalidInput(field, f"must be one of {', '.join(words)}", value) from None
 
 
 # Waitpoint tokens: who holds one may deliver to exactly one waitpoint -------
@@ -617,3 +458,93 @@ def token_of(waitpoint: Waitpoint, keys: Sequence[HmacKey], now_ms: int) -> Wait
     """The waitpoint's token; of the current key, when its own is no longer accepted."""
     key = usable_key(keys, waitpoint.token_kid, now_ms)
     return sign(key, waitpoint.execution_id, waitpoint.waitpoint_id)
+
+
+# Made beforehand, so that its token can be handed out
+
+
+def decide_create_waitpoint(
+    subject: Subject,
+    fence: Fence,
+    bound: BoundWaitpoint,
+    expires_in_ms: int,
+    key: HmacKey,
+    timing: Timing,
+) -> Decision[PendingWaitpoint]:
+    """Make a waitpoint whose token can be handed out before the execution suspends."""
+    execution = subject.execution
+    check_fence(subject, fence, timing.now_ms)
+    check_waitpoint_room(execution, 1)
+    expires_at_ms = min(timing.now_ms + expires_in_ms, bounds.TIME_MS_MAX)
+    waitpoint = structs.replace(
+        new_waitpoint(execution, bound, key, timing.now_ms), expires_at_ms=expires_at_ms
+    )
+    after = change(
+        execution, timing.now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1
+    )
+    answer = PendingWaitpoint(
+        waitpoint_id=bound.waitpoint_id,
+        waitpoint_key=bound.waitpoint_key,
+        waitpoint_token=sign(key, execution.execution_id, bound.waitpoint_id),
+        expires_at_ms=expires_at_ms,
+    )
+    return Decision(answer=answer, changes=Changes(inserts=(waitpoint,), updates=(after,)))
+
+
+def decide_repeat_waitpoint(
+    subject: Subject,
+    fence: Fence,
+    bound: BoundWaitpoint,
+    made: Waitpoint,
+    expires_in_ms: int,
+    keys: Sequence[HmacKey],
+    timing: Timing,
+) -> Decision[PendingWaitpoint]:
+    """Give the holder the waitpoint it made before, open or closed.
+
+    One that the execution's end has closed is opened again: after a replay its token is as
+    good as before, for the next wait of its name.
+    """
+    check_fence(subject, fence, timing.now_ms)
+    if made.waitpoint_key != bound.waitpoint_key:
+        raise errors.InvalidWaitpointKey(
+            f"waitpoint {made.waitpoint_id} was made as {made.waitpoint_key!r}"
+        )
+    changes = NO_CHANGES
+    if made.ended_with_execution:
+        made, changes = _reopened(subject.execution, made, expires_in_ms, timing.now_ms)
+    answer = PendingWaitpoint(
+        waitpoint_id=made.waitpoint_id,
+        waitpoint_key=made.waitpoint_key,
+        waitpoint_token=token_of(made, keys, timing.now_ms),
+        expires_at_ms=bounds.TIME_MS_MAX if made.expires_at_ms is None else made.expires_at_ms,
+    )
+    return Decision(answer=answer, changes=changes)
+
+
+def _reopened(
+    execution: Execution, closed: Waitpoint, expires_in_ms: int, now_ms: int
+) -> tuple[Waitpoint, Changes]:
+    check_waitpoint_room(execution, 1)
+    pending = structs.replace(
+        closed,
+        state=WaitpointState.PENDING,
+        suspension_id=None,
+        attempt_index=execution.current_attempt_index,
+        ended_with_execution=False,
+        activated_at_ms=None,
+        closed_at_ms=None,
+        close_reason=None,
+        expires_at_ms=min(now_ms + expires_in_ms, bounds.TIME_MS_MAX),
+    )
+    after = change(execution, now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1)
+    return pending, Changes(updates=(after, pending))
+
+
+def is_expired(waitpoint: Waitpoint, now_ms: int) -> bool:
+    """Whether a pending waitpoint was not used in time."""
+    return (
+        waitpoint.state is WaitpointState.PENDING
+        and waitpoint.expires_at_ms is not None
+        and waitpoint.expires_at_ms <= now_ms
+    )

@@ -256,9 +256,9 @@ class Engine:
         return self.work.gated.again_in_s
 
     @property
-    def parked_tails(self) -> int:
+    def waiting_tails(self) -> int:
         """How many readers of this process wait for frames."""
-        return self.following.parked_tails
+        return self.following.waiting_tails
 
     @property
     def routes(self) -> dict[Route, int]:

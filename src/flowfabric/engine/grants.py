@@ -525,7 +525,7 @@ class Grants(unit.Group):
         subject, place = await self._about(tx, execution_id)
         now_ms = await tx.now_ms()
         timing = self.shell.timing(now_ms)
-        return await unit.settle_in(tx, lambda: decide(subject, place, timing), now_ms)
+        return await unit.decide_and_save(tx, lambda: decide(subject, place, timing), now_ms)
 
     async def _about(
         self, tx: Transaction, execution_id: ExecutionId

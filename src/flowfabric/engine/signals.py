@@ -16,11 +16,7 @@ from typing import Unpack
 from msgspec import Struct, structs
 
 from flowfabric.core import conditions, ids, signals
-from flowfabric.core.checks import (
-    check_bool,
-    check_name,
-    check_text,
-)
+from flowfabric.core.checks import check_bool, check_name, check_text
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import (
@@ -31,12 +27,12 @@ from flowfabric.core.records import (
     Suspension,
     Waitpoint,
 )
+from flowfabric.core.signals import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.states import OwnershipState
-from flowfabric.core.suspension import RESUMED, KeptSize, Mailbox, decide_take, mailbox_id
+from flowfabric.core.suspension import RESUMED, SuspendRequest, decide_take
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
-    SuspendRequest,
     WaitpointToken,
     check_accepted,
     check_token,

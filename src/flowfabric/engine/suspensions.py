@@ -28,22 +28,18 @@ from flowfabric.core.records import (
     first_attempt,
 )
 from flowfabric.core.suspension import (
-    Parked,
+    ResumePolicy,
+    SuspendAnswer,
     SuspendFindings,
+    SuspendRequest,
+    check_suspend,
     decide_suspend,
     lease_ttl_of,
     may_repeat,
     with_pending,
 )
 from flowfabric.core.transitions import Decision, Subject
-from flowfabric.core.waitpoints import (
-    Binding,
-    ResumePolicy,
-    SuspendRequest,
-    SuspensionDetails,
-    check_suspend,
-    details_of,
-)
+from flowfabric.core.waitpoints import Binding, SuspensionDetails, details_of
 from flowfabric.engine import unit, waitpoint_keys
 from flowfabric.engine.reads import load_kept
 from flowfabric.store.base import Joined, Transaction, Unlocked
@@ -77,7 +73,7 @@ class _Repeat(Struct, frozen=True, kw_only=True):
     """The answer an earlier suspend with the same idempotency key got."""
 
     subject: Subject
-    parked: Parked
+    answer: SuspendAnswer
     dedup: SuspendDedup
 
 
@@ -120,8 +116,8 @@ class Suspensions(unit.Group):
             raise given
         request = checked_request(resume_condition, options)
         opened = unit.answered(given)
-        parked, _ = await self._suspend(opened.execution_id, unit.fence_of(opened), request)
-        return self._outcome(parked, opened)
+        answer, _ = await self._suspend(opened.execution_id, unit.fence_of(opened), request)
+        return self._outcome(answer, opened)
 
     async def suspend_by_triple(
         self,
@@ -135,10 +131,10 @@ class Suspensions(unit.Group):
         request = checked_request(resume_condition, options)
         given = unit.check_fence_given(fence, source="worker")
         assert given is not None
-        parked, handle = await self._suspend(
+        answer, handle = await self._suspend(
             self.shell.check_execution_id(execution_id), given, request
         )
-        return self._outcome(parked, handle)
+        return self._outcome(answer, handle)
 
     # Ending a pause: by an operator, and by time
 
@@ -178,7 +174,7 @@ class Suspensions(unit.Group):
 
     async def _suspend(
         self, execution_id: ids.ExecutionId, fence: Fence, request: SuspendRequest
-    ) -> tuple[Parked, Handle]:
+    ) -> tuple[SuspendAnswer, Handle]:
         async def read(tx: Unlocked) -> Suspending | None:
             """The holder of the lease, if this is no repeat and takes over nothing."""
             return await _read_holder(tx, execution_id, request)
@@ -190,12 +186,14 @@ class Suspensions(unit.Group):
                 return repeat
             return await lock_suspending(tx, subject, request, repeat)
 
-        def decide(what: Suspending | _Repeat, timing: Timing) -> Decision[tuple[Parked, Handle]]:
+        def decide(
+            what: Suspending | _Repeat, timing: Timing
+        ) -> Decision[tuple[SuspendAnswer, Handle]]:
             execution = what.subject.execution
             if isinstance(what, _Repeat):
                 if not may_repeat(execution, what.dedup, fence):
                     compare_fence(execution, fence)
-                return Decision(answer=(what.parked, self._handle_of(execution, what.dedup)))
+                return Decision(answer=(what.answer, self._handle_of(execution, what.dedup)))
             made = decide_suspend(what.subject, fence, what.request, what.found, timing)
             answer = (made.answer, self._handle_of(execution, None))
             return Decision(answer=answer, changes=made.changes)
@@ -231,8 +229,8 @@ class Suspensions(unit.Group):
             # It is open for another suspension, since a replay: the old answer is void.
             return dedup
         details = details_of(suspension, waitpoints, keys, now_ms)
-        parked = Parked(details=details, already_satisfied=dedup.already_satisfied)
-        return _Repeat(subject=subject, parked=parked, dedup=dedup)
+        answer = SuspendAnswer(details=details, already_satisfied=dedup.already_satisfied)
+        return _Repeat(subject=subject, answer=answer, dedup=dedup)
 
     def _handle_of(self, execution: Execution, dedup: SuspendDedup | None) -> Handle:
         """The handle of the lease that was held when the execution was suspended."""
@@ -260,12 +258,12 @@ class Suspensions(unit.Group):
             worker_instance_id=worker_instance_id,
         )
 
-    def _outcome(self, parked: Parked, handle: Handle) -> SuspendOutcome:
-        if parked.already_satisfied:
-            return SuspendSatisfied(details=parked.details)
+    def _outcome(self, answer: SuspendAnswer, handle: Handle) -> SuspendOutcome:
+        if answer.already_satisfied:
+            return SuspendSatisfied(details=answer.details)
         released = structs.replace(handle, kind=HandleKind.SUSPENDED, signature=b"")
         return Suspended(
-            details=parked.details, handle=sign(released, self.shell.deployment.handle_key)
+            details=answer.details, handle=sign(released, self.shell.deployment.handle_key)
         )
 
 

@@ -1,7 +1,7 @@
 """Reading streams, and waiting for what is appended to them.
 
-A parked tail holds no connection. It listens for hints about its stream; the ends of attempts,
-and hints that were lost, are noticed for all parked tails of a process together, by one
+A waiting tail holds no connection. It listens for hints about its stream; the ends of attempts,
+and hints that were lost, are noticed for all waiting tails of a process together, by one
 statement. Tails that stand at the same place of one stream share their reads: a stream with a
 thousand tails is read as if it had one.
 """
@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 LOOK_AGAIN_S: Final = 5.0
 LOOK_AGAIN_MAX_S: Final = 10.0
-"""How often parked tails look without a hint, all of them at once: for hints that are lost."""
+"""How often waiting tails look without a hint, all of them at once: for hints that are lost."""
 LOOK_GAP_S: Final = 0.01
 AFTER_ERROR_S: Final = 0.5
 LOOK_TIMEOUT_S: Final = 5.0
 TAILS_MAX: Final = 10_000
-"""Tails one process may park."""
+"""Tails that may wait in one process."""
 ATTEMPTS_PER_PAGE: Final = 100
 """Attempts without anything to say that one read of a whole execution passes over."""
 
@@ -158,7 +158,7 @@ class Tails(unit.Group):
         # Listening before reading: no hint is lost in between.
         with (
             self.store.hints([stream_topic(execution_id)]) as hints,
-            self._watch.parked(key, hints),
+            self._watch.waiting(key, hints),
         ):
             while True:
                 found = await read()
@@ -240,7 +240,7 @@ class Tails(unit.Group):
         return structs.replace(summary, document=document)
 
     @property
-    def parked_tails(self) -> int:
+    def waiting_tails(self) -> int:
         """How many readers of this process wait for frames."""
         return self._watch.number
 
@@ -445,37 +445,37 @@ def _retrieve(task: asyncio.Task[T]) -> None:
 
 
 class StreamWatch:
-    """Looks after all parked tails of a process at once."""
+    """Looks after all waiting tails of a process at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._parked: dict[StreamKey, set[HintListener]] = {}
+        self._waiting: dict[StreamKey, set[HintListener]] = {}
         self.number = 0
         self._seen: dict[StreamKey, object] = {}
         self._task: asyncio.Task[None] | None = None
         self.closed = False
 
     @contextmanager
-    def parked(self, key: StreamKey, hints: HintListener) -> Iterator[None]:
+    def waiting(self, key: StreamKey, hints: HintListener) -> Iterator[None]:
         """Wake `hints` when anything becomes of the stream, or of its execution."""
         if self.number >= TAILS_MAX:
             raise ResourceExhausted("stream_tails", TAILS_MAX)
         self.number += 1
-        self._parked.setdefault(key, set()).add(hints)
+        self._waiting.setdefault(key, set()).add(hints)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="flowfabric-tails")
         try:
             yield
         finally:
             self.number -= 1
-            self._parked[key].discard(hints)
-            if not self._parked[key]:
-                del self._parked[key]
+            self._waiting[key].discard(hints)
+            if not self._waiting[key]:
+                del self._waiting[key]
 
     async def close(self) -> None:
-        """Parked tails return with what there is, as if their time was over."""
+        """Waiting tails return with what there is, as if their time was over."""
         self.closed = True
-        for each in self._parked.values():
+        for each in self._waiting.values():
             for hints in each:
                 hints.wake()
         if self._task is not None:
@@ -486,7 +486,7 @@ class StreamWatch:
         with self._store.hints(
             [unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
         ) as hints:
-            while self._parked:
+            while self._waiting:
                 await hints.look_out(LOOK_AGAIN_S, LOOK_AGAIN_MAX_S)
                 try:
                     with statements_within(LOOK_TIMEOUT_S):
@@ -498,8 +498,8 @@ class StreamWatch:
                 await asyncio.sleep(LOOK_GAP_S * (1 + self.number / BATCH_MAX))
 
     async def _look(self) -> bool:
-        asked, found_any = list(self._parked), False
-        # A tail that parks again meanwhile has read since: it need not be woken for what was seen.
+        asked, found_any = list(self._waiting), False
+        # A tail that waits again has read since: it need not be woken for what was seen.
         self._seen = {key: self._seen[key] for key in asked if key in self._seen}
         for start in range(0, len(asked), BATCH_MAX):
             some = asked[start : start + BATCH_MAX]
@@ -519,9 +519,9 @@ class StreamWatch:
         )
         # What is seen for the first time may have happened after its tail has read.
         before = self._seen.get(key, self)
-        if key not in self._parked or before == now:
+        if key not in self._waiting or before == now:
             return False
         self._seen[key] = now
-        for hints in self._parked[key]:
+        for hints in self._waiting[key]:
             hints.wake()
         return before is not self

@@ -254,7 +254,7 @@ class Shell(KnowsRoutes):
         async def body(tx: Transaction) -> T | FlowFabricError:
             loaded = await lock(tx)
             timing = self.timing(await tx.now_ms())
-            return await settle_in(tx, lambda: decide(loaded, timing), timing.now_ms)
+            return await decide_and_save(tx, lambda: decide(loaded, timing), timing.now_ms)
 
         return body
 
@@ -426,7 +426,7 @@ def decided(decide: Callable[[], Decision[T]]) -> Decided[T]:
     return Decided(decision.answer, decision.changes)
 
 
-async def settle_in(
+async def decide_and_save(
     tx: Transaction, decide: Callable[[], Decision[T]], now_ms: int
 ) -> T | FlowFabricError:
     """Decide about rows loaded before, save, and wake what waits.

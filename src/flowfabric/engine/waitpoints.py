@@ -31,8 +31,8 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
-from flowfabric.core.suspension import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.core.transitions import Changes, Decision, Subject
+from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.engine import suspensions, unit, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import InvalidInput, NotFound
