@@ -38,7 +38,7 @@ def untyped(operation: Untyped) -> Untyped:
         ({"after_key": 5}, "after_key"),
         ({"kind": "other"}, "kind"),
         ({"kind": []}, "kind"),
-        ({"asked_after": -1}, "asked_after"),
+        ({"asked_after": -2_000_000_000}, "asked_after"),
         ({"asked_after": True}, "asked_after"),
         ({"position": 0}, "position"),
         ({"position": True}, "position"),

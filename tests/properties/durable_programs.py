@@ -206,6 +206,13 @@ FOUND: tuple[Program, ...] = (
             ),
         )
     ),
+    Sequence(
+        (
+            Loop(3, Caught(_parallel("body", _call("step"), _call("raises")))),
+            _call("step"),
+            _call("sleep"),
+        )
+    ),
 )
 """Programs that once went wrong, for some orders of arrival."""
 

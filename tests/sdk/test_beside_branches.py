@@ -67,7 +67,24 @@ async def in_the_body_of_a_group(shop: Shop, ctx: Context, use: Use) -> str:
     return "done"
 
 
-CODES = [as_completed, as_waited, beside_a_task, in_the_body_of_a_group]
+async def beside_a_task_without_calls(shop: Shop, ctx: Context, use: Use) -> str:
+    over = asyncio.Event()
+    task = asyncio.create_task(over.wait())
+    await ctx.step("reserve", shop.effect, "reserve")
+    await use(shop, ctx, "ada")
+    await ctx.wait_for_signal("packed")
+    over.set()
+    await task
+    return "done"
+
+
+CODES = [
+    as_completed,
+    as_waited,
+    beside_a_task,
+    in_the_body_of_a_group,
+    beside_a_task_without_calls,
+]
 CHANGES = [use_renamed, use_inserted, use_of_another_kind]
 
 

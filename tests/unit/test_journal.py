@@ -30,11 +30,13 @@ from flowfabric.core.journal import (
 
 
 def asked(text: str) -> Asked:
-    """`name:digest#number`, with `!` at the end if it is parallel, `?` if it is unsure."""
+    """`name:digest#number`, with `!` at the end if it is parallel, `?` if only to branches that
+    make no calls."""
     rest, _, number = text.rstrip("!?").partition("#")
     name, _, digest = rest.partition(":")
-    unsure = text.endswith("?")
-    return Asked("call", name, digest, int(number or 1), text.endswith("!"), unsure=unsure)
+    quiet = text.endswith("?")
+    parallel = quiet or text.endswith("!")
+    return Asked("call", name, digest, int(number or 1), parallel, quiet=quiet)
 
 
 def kept(text: str) -> Kept:
@@ -124,13 +126,25 @@ def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
         pytest.param(["b:2!"], [["b:1!"], ["b:2!"]], [["new"], ["b:2!"]], id="and are"),
         pytest.param(["b:f.2!"], [["b:f.1!"]], [["refused"]], id="cannot be told apart"),
         pytest.param(["b:2"], [["b:1!"]], [["refused"]], id="one behind that was in order"),
-        pytest.param(["a:1"], [["a:2?"]], [["refused"]], id="another may have come first"),
-        pytest.param(["a:f.1"], [["a:f.2?"]], [["a:f.1"]], id="a time tells nothing else"),
+        pytest.param(["a:1?"], [["a:2?"], ["a:1?"]], [["new"], ["a:1?"]], id="another came first"),
+        pytest.param(["a:f.1?"], [["a:f.2?"]], [["a:f.1?"]], id="a time tells nothing else"),
+        pytest.param(
+            ["a:f.1?", "a:f.2#2?"],
+            [["a:f.8?"], ["a:f.9#2?"], ["a:f.7#3?"]],
+            [["a:f.1?"], ["a:f.2#2?"], ["new"]],
+            id="nor do several",
+        ),
         pytest.param(
             ["a:1", "a:2#2"],
-            [["a:2?"], ["a:1#2?"], ["a:3#3?"]],
+            [["a:2?"], ["a:1?"], ["a:3?"]],
             [["a:2#2"], ["a:1"], ["new"]],
             id="in order of arrival",
+        ),
+        pytest.param(
+            ["a:1!", "a:2#4", "a:3#5"],
+            [["a:3", "a:2#2"]],
+            [["a:3#5", "a:2#4"]],
+            id="numbers are a matter of chance after parallel ones",
         ),
     ],
 )
@@ -256,6 +270,18 @@ def test_a_line_asks_for_the_same_after_the_same_outcomes(call: Asked, refused: 
     shelf = Shelf([stored, unknown])
     shelf.take([Asked("call", "a", "1", 1, True, after=3)])
     assert not shelf.missed(call), "it was asked for"
+
+
+def test_a_call_made_together_with_branches_is_known_by_its_order() -> None:
+    stored = Kept("a~1", "call", "a", "1", 1, parallel=True, after=-3)
+    at_once = Asked("call", "a", "2", 1, parallel=True, quiet=True, at_once=True, after=-3)
+    for call, found in (
+        (at_once, stored),
+        (at_once._replace(after=-2), None),
+        (at_once._replace(name="b"), None),
+        (at_once._replace(at_once=False), None),
+    ):
+        assert Shelf([stored]).take([call])[0].kept == found
 
 
 def test_what_was_stored_after_an_acceptance_still_has_to_be_asked_for() -> None:

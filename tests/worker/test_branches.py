@@ -466,3 +466,66 @@ async def test_a_call_cancelled_at_once_in_a_later_run_is_given_up_for_good(app:
     async with working(app):
         assert await (await app.submit(bill)).result(timeout="30s") == ["nobody", "bob"]
     assert charged["bob"] == 1
+
+
+@pytest.mark.parametrize("late", [(0, 50), (50, 0)])
+async def test_the_body_of_a_group_may_come_further_in_one_run_than_in_another(
+    app: App, late: tuple[int, int]
+) -> None:
+    ran: Counter[str] = Counter()
+
+    @app.task(retry=Retry(max_retries=1, delay=0))
+    async def rounds(ctx: Context) -> str:
+        async def note(what: str) -> str:
+            ran[what] += 1
+            return what
+
+        async def refuse(number: int) -> None:
+            ran[f"refuse {number}"] += 1
+            raise ValueError(number)
+
+        async def check(number: int) -> None:
+            await ctx.step("check", refuse, number)
+
+        for number in range(3):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(check(number))
+                    # The branch may fail before this, or after.
+                    await turns(late[ctx.retry_count])
+                    await ctx.step("note", note, f"note {number}")
+            except* ValueError:
+                pass
+        last = await ctx.step("note", note, "last")
+        if not ctx.retry_count:
+            raise Crash
+        return last
+
+    async with working(app):
+        assert await (await app.submit(rounds)).result(timeout="30s") == "last"
+    assert set(ran.values()) == {1}
+    assert {"refuse 0", "refuse 1", "refuse 2", "last"} <= ran.keys()
+
+
+async def test_a_call_made_together_with_a_branch_may_have_arguments_that_change(app: App) -> None:
+    ran: Counter[str] = Counter()
+
+    @app.task(retry=Retry(max_retries=1, delay=0))
+    async def order(ctx: Context) -> str:
+        async def create(number: str) -> str:
+            ran["create"] += 1
+            return number
+
+        async def watch() -> None:
+            await ctx.step("watch", str.upper, "ada")
+
+        watching = asyncio.create_task(watch())
+        number = await ctx.step("create", create, f"order {time.monotonic_ns()}")
+        await watching
+        if not ctx.retry_count:
+            raise Crash(number)
+        return number
+
+    async with working(app):
+        assert await (await app.submit(order)).result(timeout="30s")
+    assert ran == {"create": 1}

@@ -12,9 +12,10 @@ them is awaited, are matched together:
 2. What is left is matched by number, which is the order of the code. Arguments
    are no reason to refuse: one may be the time.
 3. A call made while earlier calls or branches of its own line are still under way is
-   *parallel*: its number is a matter of who came first. Outcomes come in the same order in
-   every run (see `Order`), but what the code does outside of steps takes its own time. So
-   it is known by kind, name and arguments alone.
+   *parallel*: its number is a matter of who came first, and whether it is made at all may be one
+   of which branch fails first. Outcomes come in the same order in every run (see `Order`), but
+   what the code does outside of steps takes its own time. So it is known by kind, name and
+   arguments alone, whether or not those branches have made a call.
 
 A call that finds no stored step is new. It may run only if its line has left no step
 of the line behind: otherwise the code no longer accounts for what is stored.
@@ -23,14 +24,15 @@ seen the same outcomes asks for the same: if an earlier run asked for another ca
 after the same outcome, and this run waits for a new one there instead, the code has changed. That
 outcome is known (`Asked.after`) unless something else may have brought the line there: a branch
 that works outside of calls, or several that ended since its last call, of which it may have
-taken any first.
+taken any first. Beside branches that work outside of calls and make none, the order of the code
+counts until one of them has ended.
 
 A line is known by its parent, its name, its arguments and its ordinal among its equals there,
 which it gets when it is started, whether or not it ever stores anything: so the first of two
 equal lines never takes what the second has stored. It is looked for at its place, with all its
 arguments, then with those that stay the same in every run; then by number, which is the order of
-the code; then with all its arguments at another place that its parent has passed: the calls
-before it came in another order.
+the code; then with all its arguments at any other place of its parent: the calls before it
+came in another order, or not at all.
 
 What is left of a name because a call was removed goes to no call with other arguments. A call
 that was given something by its number, and its arguments say later that it was another's, is
@@ -46,7 +48,7 @@ import hashlib
 import heapq
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from flowfabric.core.records import StepKind
@@ -76,17 +78,20 @@ class Asked(NamedTuple):
     """Of its arguments: one of those that stay the same in every run, as a rule, then,
     after a dot, one of all."""
     number: int
-    """Which use of the name it is; of name and arguments, if it is parallel."""
+    """Which use of the name it is; of name and firm arguments, if it is parallel."""
     parallel: bool = False
     equal: int = 1
     """Which use of name and firm arguments it is, in its line."""
     same: int = 1
     """Which use of name and all its arguments it is, in its line."""
-    unsure: bool = False
-    """Branches that make no calls are under way in its line: it may have come in their order."""
+    quiet: bool = False
+    """It is parallel only to branches that have made no call."""
+    at_once: bool = False
+    """It is made together with them: the order of the code tells which call it is."""
     after: int | None = None
-    """If it is parallel: the position of the last outcome before it (see `Order`); none, if
-    what the code does outside of steps may have brought it here."""
+    """If it is parallel: the position of the last outcome before it (see `Order`), or, if its line
+    alone makes calls, minus its number in the line; none, if what the code does outside of steps
+    may have brought it here."""
 
 
 class Kept(NamedTuple):
@@ -128,6 +133,7 @@ class Shelf:
         self._ordered: dict[tuple[str, str], dict[int, dict[str, Kept]]] = {}
         """By number. Branches started in no certain order may share one."""
         self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
+        """By name. Where there are some, the numbers of that name are a matter of chance."""
         self._after: dict[int, list[Kept]] = {}
         """Parallel ones by the outcome after which they were asked for."""
         self._left: dict[str, Kept] = {}
@@ -223,11 +229,15 @@ class Shelf:
         That was in the same line and after the same outcomes. If it had the name of this call, the
         two may be items of a set.
         """
-        for kept in () if asked.after is None else self._after.get(asked.after, ()):
-            left = kept.key in self._left and kept.key not in self._forgiven
-            if left and (kept.kind, kept.name) != (asked.kind, asked.name):
+        for kept in self._beside(asked):
+            if kept.key not in self._forgiven and not _is_of(kept, asked):
                 return _not_asked_for(asked, kept)
         return ""
+
+    def _beside(self, asked: Asked) -> Iterator[Kept]:
+        """What was asked for at the same moment, and has not been in this run."""
+        found = () if asked.after is None else self._after.get(asked.after, ())
+        return (kept for kept in found if kept.key in self._left)
 
     # Candidates, best first
 
@@ -246,7 +256,7 @@ class Shelf:
         """Whether the order has changed, rather than that an equal call is still to come."""
         return (
             asked.parallel
-            or kept.parallel
+            or (kept.kind, kept.name) in self._parallel
             or kept.number < asked.number
             or (kept.kind, kept.name, kept.number) in self._burst
             or (asked.kind, asked.name, asked.number) in self._numbers
@@ -255,14 +265,19 @@ class Shelf:
     def _alike(self, asked: Asked) -> Kept | None:
         if asked.kind == BRANCH:
             return next(iter(self._firm.get(_firm_rank(asked), {}).values()), None)
+        if asked.quiet:
+            beside = self._parallel.get((asked.kind, asked.name), {}).values()
+            return next((kept for kept in beside if _is_alike(asked, kept)), None)
         kept = self._at_number(asked)
-        return kept if kept is not None and firm(kept.digest) == firm(asked.digest) else None
+        return kept if kept is not None and _is_alike(asked, kept) else None
 
     def _numbered(self, asked: Asked) -> Kept | None:
-        kept = None if asked.unsure else self._at_number(asked)
+        kept = self._at_number(asked)
         return None if kept is None or kept.key in self._only_equal else kept
 
     def _at_number(self, asked: Asked) -> Kept | None:
+        if asked.at_once:
+            return next((kept for kept in self._beside(asked) if _is_of(kept, asked)), None)
         if asked.parallel:
             return None
         numbered = self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
@@ -271,7 +286,7 @@ class Shelf:
     def _left_over(self, asked: Asked) -> Kept | None:
         """What the calls before have left of its name, if it differs in nothing but times."""
         ordered = self._ordered.get((asked.kind, asked.name))
-        if not ordered or asked.parallel or asked.unsure or asked.kind == BRANCH:
+        if not ordered or asked.parallel or asked.kind == BRANCH:
             return None
         kept = next(iter(next(iter(ordered.values())).values()))
         return kept if firm(kept.digest) == firm(asked.digest) else None
@@ -317,8 +332,6 @@ class Shelf:
         if not self._left:
             return ""
         behind = self.behind
-        if behind is not None and asked.unsure and (behind.kind, behind.name) == asked[:2]:
-            return indistinct(asked)
         if behind is not None and not (asked.kind == BRANCH and self._may_come(asked)):
             return _not_asked_for(asked, behind)
         for kept in self._parallel.get((asked.kind, asked.name), {}).values():
@@ -335,6 +348,14 @@ class Shelf:
 def _rank(call: Asked | Kept) -> tuple[int, bool]:
     """What tells a call from others of its name and arguments."""
     return (call.same, False) if call.kind == BRANCH else (call.number, call.parallel)
+
+
+def _is_of(kept: Kept, asked: Asked) -> bool:
+    return kept.kind == asked.kind and kept.name == asked.name
+
+
+def _is_alike(asked: Asked, kept: Kept) -> bool:
+    return kept.number == asked.number and firm(kept.digest) == firm(asked.digest)
 
 
 def _firm_rank(call: Asked | Kept) -> tuple[str, str, int]:

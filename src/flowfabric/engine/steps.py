@@ -254,7 +254,7 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     if not isinstance(step.parallel, bool):
         raise InvalidInput("parallel", "must be a bool", step.parallel)
     if step.asked_after is not None:
-        check_int("asked_after", step.asked_after, 0, STEPS_MAX)
+        check_int("asked_after", step.asked_after, -STEPS_MAX, STEPS_MAX)
     if step.position is not None:
         check_int("position", step.position, 1, STEPS_MAX)
     check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)

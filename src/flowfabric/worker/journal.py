@@ -274,10 +274,11 @@ class Journal:
 
     async def _may_run(self, call: DurableCall) -> None:
         """Wait until a call that is not stored may run."""
+        # What is stored comes first: it may end whatever made the call.
+        await self._turns.run_new(at_rest=self._waits_for_rest(call))
         refusal = call.refusal
-        if not refusal:
-            await self._turns.run_new(at_rest=self._waits_for_rest(call))
-            refusal = await self._refusal(call) if self._untaken else ""
+        if not refusal and self._untaken:
+            refusal = await self._refusal(call)
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
         if refusal:
@@ -295,7 +296,7 @@ class Journal:
         """Whether somebody else of the handler may be about to ask for what is left."""
         if self._turns.alone and call.holds_line:
             return False
-        return self._moves.unaccounted(call.line) is not None
+        return bool(call.refusal) or self._moves.unaccounted(call.line) is not None
 
     async def _refusal(self, call: DurableCall) -> str:
         """Why a call must not run, now that all was asked for that is asked for without it."""

@@ -5,8 +5,8 @@
 2. A task the handler starts is a line, forked from the line it is started in. Its place
    there is after the last burst. What is forked at one place is identified together,
    when the first of it makes a call.
-3. A call, or a fork, made while something of its line is under way is parallel. A branch
-   is under way from its first call on; a call beside one that has made none is unsure.
+3. A call made while a call or a branch of its line is under way is parallel. So is a fork, but
+   for it a branch is under way from its first call on: those started together are in order.
 4. To place a call its line is identified, for which its parent is, up to the root. Which
    stored step or line it is then, and why it may not run if there is none, the core says.
 5. A failure belongs to the line that saw it and, once that has ended, to its parent. It
@@ -27,6 +27,7 @@ from flowfabric.core.journal import (
     Kept,
     Shelf,
     alike,
+    firm,
     identity,
     indistinct,
     inserted_key,
@@ -41,7 +42,7 @@ from flowfabric.worker.functions import coroutine_arguments, digest_of
 class TaskActivity:
     """What a task of a handler is about."""
 
-    __slots__ = ("branches", "calls", "ended", "held", "picks", "running", "starter")
+    __slots__ = ("branches", "calls", "ended", "held", "in_turn", "picks", "running", "starter")
 
     def __init__(self, starter: "TaskActivity | None" = None) -> None:
         self.starter = starter
@@ -55,6 +56,8 @@ class TaskActivity:
         """Tasks it has started that have not ended."""
         self.ended = 0
         """Tasks it has started that have ended since its last call."""
+        self.in_turn = False
+        """It may go on as they end: one has failed, was cancelled, or has ended before others."""
         self.picks = False
         """It was seen to wait for a set of them: which it goes on with first is a matter of chance
         if several have ended."""
@@ -66,10 +69,11 @@ class TaskActivity:
         """Whether it waits neither in a durable call nor for branches of its own."""
         return self.calls == 0 and self.branches == 0
 
-    def end(self) -> None:
+    def end(self, *, cut_off: bool = False) -> None:
         if self.starter is not None:
             self.starter.branches -= 1
             self.starter.ended += 1
+            self.starter.in_turn |= cut_off or self.starter.branches > 0
         self.starter = self.running = None
 
 
@@ -269,6 +273,8 @@ class Line:
         self._opaque: dict[tuple[str, ...], tuple[object, ...]] = {}
         self._shelf: Shelf | None = None
         self._open = 0
+        self._made = 0
+        """How many calls."""
         self._active = False
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
@@ -294,8 +300,8 @@ class Line:
         self._go_on()
         self.work.ended = 0
         self._activate()
-        parallel = self._open > 0
-        unsure = bool(self._quiet)
+        parallel = self._open > 0 or self.work.branches > 0
+        quiet = parallel and self._open == 0
         number = _numbered(self._numbers, name, digest, parallel)
         if not self._burst:
             self._burst = []
@@ -305,17 +311,25 @@ class Line:
         made = self.journal.tick()
         self._in_turn = not parallel or (self._in_turn and self._ended_beside <= 1)
         self._ended_beside = 0
-        after = self.journal.reached() if parallel and self._in_turn and not unsure else None
-        if not parallel and self._is_beside:
-            after = 0
-        asked = Asked(kind, name, digest, number, parallel, equal, unsure=unsure, after=after)
+        after = self._after(parallel, quiet)
+        at_once = quiet and after is not None and not self._quiet
+        asked = Asked(kind, name, digest, number, parallel, equal, 1, quiet, at_once, after)
         call = DurableCall(self, kind, asked, made)
-        if opaque and unsure:
+        if opaque and self._quiet:
             first = self._opaque.setdefault((kind, name, digest), opaque)
             if any(one is not other for one, other in zip(first, opaque, strict=False)):
                 call.refusal = indistinct(asked)
         self._burst.append(call)
         return call
+
+    def _after(self, parallel: bool, quiet: bool) -> int | None:
+        """What tells a call of another name that came at the same moment in an earlier run."""
+        self._made += 1
+        if not parallel:
+            return 0 if self._is_beside else None
+        if quiet:
+            return None if self.work.in_turn else -self._made
+        return self.journal.reached() if self._in_turn and not self._quiet else None
 
     def _go_on(self) -> None:
         """Its task goes on after branches of its own have ended."""
@@ -449,10 +463,9 @@ class Line:
                 line.id = self.journal.new_line_id(parent.known_as, group, line.asked)
 
     def _branch_elsewhere(self, asked: Asked, here: str) -> Kept | None:
-        """An equal branch that is stored after another call, which this run has passed."""
-        ahead = self.shelf.ahead
+        """An equal branch that is stored after another call, which this run may not have made."""
         for key in self.journal.places_in(self.known_as):
-            if key != here and key not in ahead:
+            if key != here:
                 kept = self.journal.stored_at(self.known_as, key).take_same(asked)
                 if kept is not None:
                     return kept
@@ -520,16 +533,16 @@ class Line:
 
     def ended(self, task: "asyncio.Future[T]") -> None:
         """Its task has ended; what its failures meant is for its parent to say."""
+        # What it failed with is for whoever awaits it to retrieve.
+        cut_off = task.cancelled() or getattr(task, "_exception", task) is not None
         self.left()
         self.let_go()
-        self.work.end()
+        self.work.end(cut_off=cut_off)
         line = self.parent
         while line is not None:
             line._ended_beside += 1
             # What is called inside of a name is called by the task around it.
             line = line.parent if line.is_named else None
-        # What it failed with is for whoever awaits it to retrieve.
-        cut_off = task.cancelled() or getattr(task, "_exception", task) is not None
         self.journal.task_ended(self, cut_off=cut_off)
 
     def left(self) -> None:
@@ -574,9 +587,9 @@ class Line:
 
 
 def _numbered(counts: dict[tuple[str, ...], int], name: str, digest: str, parallel: bool) -> int:
-    """Which use of a name it is, of all; of name and arguments, if it is parallel."""
+    """Which use of a name it is, of all; of name and firm arguments, if it is parallel."""
     number = _count(counts, (name,))
-    return _count(counts, (name, digest)) if parallel else number
+    return _count(counts, (name, firm(digest))) if parallel else number
 
 
 def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:
