@@ -1,13 +1,14 @@
 """Budgets that are used up: what is attached to them waits until there is room."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
-from flowfabric.core.budgets import RESERVATION_CHECK_MS, HardBreach, UsageCounted
+from flowfabric.core.budgets import WAITING_CHECK_MS, HardBreach, UsageCounted
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.ids import ExecutionId, named_budget_id, named_flow_id
 from flowfabric.core.results import Claimed
@@ -209,21 +210,128 @@ async def test_nothing_starts_before_there_is_room_for_who_waits(
     assert await claim(engine) == waiting
 
 
+async def waits_for(given: Given, tokens: int, **fields: object) -> Claimed:
+    """An attached execution that found no room, and lets go of its worker until there is."""
+    asking = await given.running(policy=ATTACHED, **fields)
+    await let_wait(given, asking, tokens)
+    return asking
+
+
+async def let_wait(given: Given, asking: Claimed, tokens: int) -> None:
+    await given.engine.reserve_budget(
+        asking.handle, "team", {"tokens": tokens}, reservation_id=asking.execution_id, waits=True
+    )
+    await given.engine.delay(asking.handle, given.clock.now_ms() + 1_000)
+
+
+async def completed(given: Given, holder: Claimed) -> None:
+    await given.engine.complete(holder.handle, None)
+
+
+async def lost(given: Given, holder: Claimed) -> None:
+    await given.engine.revoke_lease(holder.execution_id, reason="its worker is gone")
+
+
+@pytest.mark.parametrize("ends", [completed, lost])
 async def test_room_that_an_ended_attempt_leaves_is_found_by_who_waits(
+    engine: Engine,
+    given: Given,
+    clock: SettableClock,
+    ends: Callable[[Given, Claimed], Awaitable[None]],
+) -> None:
+    await create(engine)
+    holder = await given.running(policy=ATTACHED)
+    await engine.reserve_budget(holder.handle, "team", {"tokens": 60}, reservation_id="a")
+    asking = await waits_for(given, 50)
+    await ends(given, holder)
+    assert await claim(engine) is None
+
+    clock.advance(ms=WAITING_CHECK_MS)
+    await run_due(engine)
+
+    assert asking.execution_id in {await claim(engine) for _ in range(2)}
+
+
+async def cancelled(given: Given, waiter: Claimed) -> None:
+    await given.engine.cancel_execution(waiter.execution_id, reason="no")
+
+
+async def expired(given: Given, waiter: Claimed) -> None:
+    given.clock.advance(ms=HOUR_MS)
+    await given.engine.expire_due_deadlines()
+
+
+async def gone_on(given: Given, waiter: Claimed) -> None:
+    """It does something else instead, once there is a worker for it."""
+    await given.engine.promote_due_delays()
+    await given.engine.issue_grant_and_claim(waiter.execution_id)
+
+
+@pytest.mark.parametrize("ends", [cancelled, expired, gone_on])
+async def test_who_no_longer_waits_holds_nobody_up(
+    engine: Engine,
+    given: Given,
+    clock: SettableClock,
+    ends: Callable[[Given, Claimed], Awaitable[None]],
+) -> None:
+    await create(engine)
+    await report(engine, 60)
+    waiter = await waits_for(given, 50, execution_deadline_at_ms=clock.now_ms() + HOUR_MS)
+    other = await given.waiting(policy=ATTACHED)
+    clock.advance(ms=WAITING_CHECK_MS)
+    await run_due(engine)
+    assert await claim(engine) is None
+
+    await ends(given, waiter)
+    clock.advance(ms=WAITING_CHECK_MS)
+    await run_due(engine)
+
+    assert (await engine.get_budget_status("team")).closed is False
+    assert await claim(engine) == other
+    assert "budget_reservations" not in await engine.next_due()
+
+
+async def test_others_who_wait_hold_up_as_long_as_they_do(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
     await create(engine)
-    holder, asking = await given.running(policy=ATTACHED), await given.running(policy=ATTACHED)
+    await report(engine, 60)
+    more, less = await given.running(policy=ATTACHED), await given.running(policy=ATTACHED)
+    await let_wait(given, more, 80)
+    await let_wait(given, less, 50)
+    await given.waiting(policy=ATTACHED)
+    await cancelled(given, more)
+    for _ in range(3):
+        clock.advance(ms=WAITING_CHECK_MS)
+        await run_due(engine)
+        assert await claim(engine) is None
+    await cancelled(given, less)
+    clock.advance(ms=WAITING_CHECK_MS)
+    await run_due(engine)
+    assert await claim(engine) is not None
+
+
+async def test_more_than_the_limit_is_not_waited_for(engine: Engine, given: Given) -> None:
+    await create(engine, hard_limits={"tokens": 100, "a": 10})
     waiting = await given.waiting(policy=ATTACHED)
-    await engine.reserve_budget(holder.handle, "team", {"tokens": 60}, reservation_id="a")
-    await engine.reserve_budget(
-        asking.handle, "team", {"tokens": 50}, reservation_id="b", waits=True
+    await engine.report_usage_admin("team", ["a"], [9])
+    asking = await given.running(lane_id="other")
+    refused = await engine.reserve_budget(
+        asking.handle, "team", {"a": 2, "tokens": 101}, reservation_id="b", waits=True
     )
-    await engine.complete(holder.handle, None)
+    assert refused == HardBreach(dimension="tokens", current_usage=0, hard_limit=100)
+    status = await engine.get_budget_status("team")
+    assert (status.closed, status.breach_count) == (False, 1)
+    assert await claim(engine) == waiting
 
-    clock.advance(ms=RESERVATION_CHECK_MS)
-    await engine.check_reservations()
 
+async def test_what_can_no_longer_be_had_is_not_waited_for(engine: Engine, given: Given) -> None:
+    await create(engine)
+    await report(engine, 10)
+    await waits_for(given, 95)
+    waiting = await given.waiting(policy=ATTACHED)
+    assert await claim(engine) is None
+    await engine.update_budget("team", BudgetUpdate(hard_limits={"tokens": 90}))
     assert await claim(engine) == waiting
 
 

@@ -21,7 +21,8 @@ from msgspec import Struct, structs
 
 from flowfabric.core import ids
 from flowfabric.core.policies import span
-from flowfabric.core.records import Record
+from flowfabric.core.records import Execution, Record
+from flowfabric.core.states import AttemptState, LifecyclePhase
 from flowfabric.errors import Corruption, InvalidInput
 
 AMOUNT_MAX: Final = 2**53 - 1
@@ -32,6 +33,8 @@ KEPT_MS: Final = 24 * 60 * 60 * 1_000
 """How long a report is recognised when it is repeated, and longer while its execution exists."""
 RESERVATION_CHECK_MS: Final = 60_000
 """When a reservation is looked at whose lease does not say."""
+WAITING_CHECK_MS: Final = 2_000
+"""How long an attempt counts as waiting that found no room, until it is looked at."""
 
 Amounts = Mapping[str, int]
 NOTHING: Final[Amounts] = {}
@@ -178,10 +181,13 @@ class BudgetReservation(Record, frozen=True, kw_only=True):
     partition_key: int
     execution_id: ids.ExecutionId
     lease_id: ids.LeaseId
+    waits: bool = False
+    """There was no room: nothing is held, and the attempt waits until it is."""
     amounts: str
     created_at_ms: int
     check_at_ms: int
-    """When to look whether the lease is still live, if nobody has before."""
+    """When to look whether the lease is still live, or the attempt still waits, if nobody has
+    before."""
 
 
 # What reports are told ------------------------------------------------------
@@ -400,9 +406,10 @@ def is_closed(account: Account) -> bool:
 
 
 def is_short(account: Account) -> bool:
-    """Whether somebody waits for more than there is room for."""
+    """Whether somebody waits for more than there is room for, and there could be room."""
     strict = account.budget.enforcement_mode is EnforcementMode.STRICT
-    return strict and _over(account, account.wanted) is not None
+    short = strict and _over(account, account.wanted) is not None
+    return short and _hopeless(account, account.wanted) is None
 
 
 def room(account: Account, dimension: str) -> int | None:
@@ -439,12 +446,12 @@ def reserve(
     """Hold `amounts` instead of `held`, or leave all as it is.
 
     Whoever `waits` is no breach: nothing attached starts before there is room for him, or for
-    the least that somebody waits for.
+    the least that somebody waits for. More than the limit is not waited for.
     """
     without = structs.replace(account, reserved=_minus(account.reserved, held))
-    over = _over(without, amounts)
+    over = _hopeless(without, amounts) or _over(without, amounts)
     if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
-        if waits:
+        if waits and not never_fits(over, amounts):
             least = amounts if not account.wanted else min(account.wanted, amounts, key=_size)
             return Posting(structs.replace(account, wanted=least), over)
         return Posting(_breached(account, over, now_ms), over)
@@ -482,11 +489,29 @@ def give_back(account: Account, spend: BudgetSpend | None) -> Account:
 
 
 def free(account: Account, reservations: Sequence[BudgetReservation]) -> Account:
-    """The account without reservations whose attempts no longer go on."""
+    """The account without reservations whose attempts no longer go on, or no longer wait.
+
+    Others who wait for more ask again, once there seems to be room.
+    """
     for each in reservations:
-        left = _minus(account.reserved, decode_amounts(each.amounts))
-        account = structs.replace(account, reserved=left)
+        amounts = decode_amounts(each.amounts)
+        if not each.waits:
+            account = structs.replace(account, reserved=_minus(account.reserved, amounts))
+        elif account.wanted == amounts:
+            account = structs.replace(account, wanted=NOTHING)
     return account
+
+
+def still_waits(execution: Execution | None) -> bool:
+    """Whether an attempt that found no room is set aside until there is.
+
+    One that runs asks again, or has given up.
+    """
+    return (
+        execution is not None
+        and execution.lifecycle_phase is not LifecyclePhase.ACTIVE
+        and execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
+    )
 
 
 def reset(account: Account, now_ms: int) -> Account:
@@ -530,6 +555,16 @@ def added_spend(
 
 def _size(amounts: Amounts) -> tuple[int, ...]:
     return tuple(sorted(amounts.values(), reverse=True))
+
+
+def _hopeless(account: Account, amounts: Amounts) -> HardBreach | None:
+    """The first dimension, by name, of which more is asked for than its whole hard limit."""
+    return _over(account, {name: n for name, n in amounts.items() if n > account.hard.get(name, 0)})
+
+
+def never_fits(breach: HardBreach, amounts: Amounts) -> bool:
+    """Whether no reset makes room for what was refused."""
+    return amounts[breach.dimension] > breach.hard_limit
 
 
 def _over(account: Account, amounts: Amounts) -> HardBreach | None:

@@ -16,11 +16,12 @@ from flowfabric.core.budgets import (
     OnHardLimit,
 )
 from flowfabric.core.checks import check_int
+from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.ledger import save_budgets
-from flowfabric.engine.unit import Group, Shell, Swept, row_execution_id
+from flowfabric.engine.unit import Group, Shell, Swept, execution_key, row_execution_id
 from flowfabric.engine.work import Work
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction
@@ -50,7 +51,8 @@ class BudgetSweeps(Group):
         return await self.store.transact(body)
 
     async def check_reservations(self, *, limit: int = SWEEP_BATCH) -> Swept:
-        """Free reservations whose attempts have ended; others are looked at again later."""
+        """Free reservations whose attempts have ended, and open budgets to what those who no
+        longer wait have held up; others are looked at again later."""
         check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
@@ -68,10 +70,11 @@ class BudgetSweeps(Group):
                 budget_ids=[str(key[0]) for key in locked],
                 now_ms=now_ms,
             )
+            dead = [*dead, *await _given_up(tx, due.values())]
             freed = [rules.posted(each, now_ms) for each in freed_accounts(locked.values(), dead)]
             gone = {(each.budget_id, each.reservation_id) for each in dead}
             later = [
-                structs.replace(each, check_at_ms=now_ms + rules.RESERVATION_CHECK_MS)
+                structs.replace(each, check_at_ms=now_ms + _next_check_ms(each))
                 for key, each in due.items()
                 if key not in gone
             ]
@@ -169,6 +172,24 @@ class BudgetSweeps(Group):
                 await tx.save(Changes(updates=(structs.replace(budget, act_at_ms=None),)))
 
         await self.store.transact(body)
+
+
+async def _given_up(
+    tx: Transaction, reservations: Iterable[BudgetReservation]
+) -> list[BudgetReservation]:
+    """Those of executions that no longer wait for their amount."""
+    waiting = [each for each in reservations if each.waits]
+    keys = sorted({execution_key(each.execution_id) for each in waiting})
+    found = await tx.get(Execution, keys)
+    return [
+        each
+        for each in waiting
+        if not rules.still_waits(found.get(execution_key(each.execution_id)))
+    ]
+
+
+def _next_check_ms(reservation: BudgetReservation) -> int:
+    return rules.WAITING_CHECK_MS if reservation.waits else rules.RESERVATION_CHECK_MS
 
 
 async def existing_executions(

@@ -211,12 +211,11 @@ class Ledger:
         """The same, under the key that it counts under."""
         if not _is_by_holder(entry):
             return entry
-        held = self._reservations.current.get(hold_key(entry))
         report = self._reports.current.get(report_key(entry))
         key = rules.settled_under(
             str(entry.key),
             entry.lease_id,
-            held if isinstance(held, BudgetReservation) else None,
+            self._reservation_of(entry),
             report if isinstance(report, BudgetReport) else None,
         )
         return structs.replace(entry, key=key)
@@ -243,23 +242,30 @@ class Ledger:
                 return rules.settle(account, self._held(entry), entry.amounts, self._now_ms)
 
     def _held(self, entry: BudgetEntry) -> Amounts:
-        held = self._reservations.current.get(hold_key(entry))
-        if not isinstance(held, BudgetReservation):
-            return rules.NOTHING
-        return rules.decode_amounts(held.amounts)
+        held = self._reservation_of(entry)
+        return rules.NOTHING if held is None else rules.decode_amounts(held.amounts)
+
+    def _reservation_of(self, entry: BudgetEntry) -> BudgetReservation | None:
+        """What is held under the name."""
+        found = self._reservations.current.get(hold_key(entry))
+        return found if isinstance(found, BudgetReservation) and not found.waits else None
 
     def _note(self, entry: BudgetEntry, outcome: BudgetOutcome) -> None:
         """Remember what was done, for repeats and for giving back."""
         if isinstance(outcome, Reserved):
             self._reservations.current[hold_key(entry)] = _reservation(entry, self._now_ms)
             return
-        held: Record | None = None
+        if isinstance(outcome, HardBreach) and entry.waits:
+            self._note_waiting(entry, outcome)
+            return
+        held: BudgetReservation | None = None
         if entry.verb == "settle":
-            held = self._reservations.current.pop(hold_key(entry), None)
+            held = self._reservation_of(entry)
+            self._reservations.current.pop(hold_key(entry), None)
         if isinstance(outcome, HardBreach) and held is None:
             return
         if entry.key is not None and not isinstance(outcome, UsageAlreadyApplied):
-            if isinstance(held, BudgetReservation):
+            if held is not None:
                 entry = structs.replace(entry, execution_id=held.execution_id)
             report = _report(entry, outcome, self._now_ms)
             self._reports.current[report_key(entry)] = report
@@ -270,6 +276,17 @@ class Ledger:
             self._spends.current[spend_key(entry)] = rules.added_spend(
                 before, account, entry.amounts, _blank_spend(entry, self._now_ms)
             )
+
+    def _note_waiting(self, entry: BudgetEntry, breach: HardBreach) -> None:
+        """Remember who waits: nothing starts on his account once he has ended."""
+        if rules.never_fits(breach, entry.amounts) or self._reservation_of(entry) is not None:
+            return
+        waiting = structs.replace(
+            _reservation(entry, self._now_ms),
+            waits=True,
+            check_at_ms=self._now_ms + rules.WAITING_CHECK_MS,
+        )
+        self._reservations.current[hold_key(entry)] = waiting
 
     async def _free_dead(self, tx: Transaction, budget_id: ids.BudgetId) -> bool:
         """Free what attempts hold that have ended; tell whether there were any."""

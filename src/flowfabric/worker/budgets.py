@@ -15,7 +15,13 @@ import msgspec
 
 from flowfabric.budgets import named_amounts, refuse_breach
 from flowfabric.core.budget_terms import check_amounts
-from flowfabric.core.budgets import HardBreach, SoftBreach, UsageAlreadyApplied, describe_soft
+from flowfabric.core.budgets import (
+    HardBreach,
+    SoftBreach,
+    UsageAlreadyApplied,
+    describe_soft,
+    never_fits,
+)
 from flowfabric.core.checks import check_bool, check_name
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.records import StepKind
@@ -111,7 +117,11 @@ class BudgetHold:
             while True:
                 with services.parking.working():
                     outcome = await services.post(request)
-                if not (self._wait and isinstance(outcome, HardBreach)):
+                if not (
+                    self._wait
+                    and isinstance(outcome, HardBreach)
+                    and not never_fits(outcome, self.amounts)
+                ):
                     break
                 # After a moment it waits for the budget, like whatever has not started yet.
                 wake_at_ms = services.lease.store_now_ms() + WAIT_MS

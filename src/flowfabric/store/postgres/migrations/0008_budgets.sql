@@ -69,13 +69,15 @@ create table budget_report (
 
 create index budget_report_due on budget_report (keep_until_ms);
 
--- Amounts promised to attempts; each counts as long as its lease is live.
+-- Amounts promised to attempts; each counts as long as its lease is live. Where `waits`, there was
+-- no room, and an attempt waits for the amount.
 create table budget_reservation (
     budget_id       uuid not null,
     reservation_id  text not null,
     partition_key   smallint not null,
     execution_id    uuid not null,
     lease_id        uuid not null,
+    waits           boolean not null,
     amounts         text not null,
     created_at_ms   bigint not null,
     check_at_ms     bigint not null,

@@ -12,4 +12,5 @@ select r.*
      limit 1
   ) as holder on true
  where r.budget_id = any(:budget_ids::uuid[])
-   and holder.lease_id is null;
+   and holder.lease_id is null
+   and not r.waits;

@@ -69,13 +69,15 @@ create table budget_report (
 
 create index budget_report_due on budget_report (keep_until_ms);
 
--- Amounts promised to attempts; each counts as long as its lease is live.
+-- Amounts promised to attempts; each counts as long as its lease is live. Where `waits`, there was
+-- no room, and an attempt waits for the amount.
 create table budget_reservation (
     budget_id       text not null,
     reservation_id  text not null,
     partition_key   integer not null,
     execution_id    text not null,
     lease_id        text not null,
+    waits           integer not null check (waits in (0, 1)),
     amounts         text not null,
     created_at_ms   integer not null,
     check_at_ms     integer not null,

@@ -2,7 +2,7 @@
 select r.*
   from json_each(:budget_ids) as k
  cross join budget_reservation as r on r.budget_id = k.value
- where true
+ where not r.waits
    and not exists (
     select 1
       from live as l
