@@ -37,7 +37,7 @@ from flowfabric.flows.run import FlowRun
 from flowfabric.limits import AppLimits, KeySource, Limit, SlotFate
 from flowfabric.logs import open_log
 from flowfabric.outages import everything_within, waited_out
-from flowfabric.registry import Replaceable, check_app, check_calls, check_middleware, check_task
+from flowfabric.registry import Registry, check_app, check_calls, check_middleware, check_task
 from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import Clock
@@ -70,7 +70,7 @@ READY_S = 2.0
 """How long the database may take to answer before it counts as away, for `check_ready`."""
 
 
-class App(Feed, Replaceable):
+class App(Feed, Registry):
     """Tasks on one database."""
 
     def __init__(
@@ -112,6 +112,9 @@ class App(Feed, Replaceable):
         self.codec = codec
         self.resources = Resources()
         self._middleware: list[Middleware] = []
+        self.adopted: list[App] = []
+        """Those whose tasks it runs."""
+        self._stand_ins: list[App] = []
         self._config = config
         self._clock = clock
         self._pool_max = pool_max
@@ -272,12 +275,28 @@ class App(Feed, Replaceable):
 
     @property
     def _here(self) -> "App":
-        """The app that does what this one is asked to: itself, unless a test stands in for it."""
-        stand_in = self.find_stand_in()
-        return stand_in if isinstance(stand_in, App) else self
+        """The app that does what this one is asked to: itself, unless that of a test stands in.
+
+        The latest does; one that nobody has closed ends by itself.
+        """
+        return next((each for each in reversed(self._stand_ins) if each.is_open()), self)
 
     def is_open(self) -> bool:
         return self._opened is not None and not self._opened.loop.is_closed()
+
+    def replace_with(self, other: "App") -> None:
+        """From now on `other` does what this, and whatever it has adopted, is asked to."""
+        if other not in self._stand_ins:
+            self._stand_ins.append(other)
+            for each in self.adopted:
+                each.replace_with(other)
+
+    def restore_from(self, other: "App") -> None:
+        """Undo `replace_with`."""
+        if other in self._stand_ins:
+            self._stand_ins.remove(other)
+            for each in self.adopted:
+                each.restore_from(other)
 
     # Submitting
 

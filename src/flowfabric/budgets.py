@@ -10,6 +10,7 @@ crashes; see `worker.budgets`.
 
 from collections.abc import Awaitable, Callable, Mapping
 
+from flowfabric.batching import GroupCommit
 from flowfabric.core import budgets as rules
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import Amounts, HardBreach, UsageAlreadyApplied
@@ -18,7 +19,6 @@ from flowfabric.engine.budgets import BudgetStatus, usage_answer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest, Usage
 from flowfabric.errors import BudgetExceeded, InvalidInput
-from flowfabric.submission import GroupCommit
 
 Posts = GroupCommit[BudgetRequest, BudgetOutcome]
 

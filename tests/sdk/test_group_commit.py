@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
+from flowfabric.batching import GroupCommit
 from flowfabric.errors import FlowFabricError, InvalidInput, NotStorable, Transport
-from flowfabric.submission import GroupCommit
 
 
 async def test_calls_of_one_moment_share_a_batch_of_bounded_size() -> None:

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from flowfabric import errors
+from flowfabric.batching import NO_ITEMS_FAULT
 from flowfabric.outages import ASK_AGAIN, Outages, is_outage
-from flowfabric.submission import NO_ITEMS_FAULT
 
 KINDS = errors.BackendErrorKind
 

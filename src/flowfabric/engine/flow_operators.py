@@ -30,9 +30,9 @@ from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
-from flowfabric.engine import unit
+from flowfabric.engine import reads, unit
 from flowfabric.engine.flows import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
-from flowfabric.engine.reads import ExecutionFilter, ListCursor, check_filter, select_matching
+from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching
 from flowfabric.engine.unit import Swept
 from flowfabric.store.base import Key, Reader, Transaction
 
@@ -479,13 +479,13 @@ class FlowReplays(FlowBuilding):
             return BulkResult(touched=0, refused={}, more=False)
         narrowed = checked.with_states(tuple(sorted(states)))
         touched, refused, seen = 0, dict[str, int](), 0
-        cursor = ListCursor()
+        cursor = reads.NEWEST_FIRST
         while seen < limit:
             batch = await self._next_batch(narrowed, cursor, min(bounds.SWEEP_BATCH, limit - seen))
             if not batch:
                 return BulkResult(touched=touched, refused=refused, more=False)
             seen += len(batch)
-            cursor = ListCursor.after(batch[-1])
+            cursor = reads.page_end(batch[-1])
             for outcome in await act([execution.execution_id for execution in batch]):
                 if isinstance(outcome, errors.FlowFabricError):
                     refused[outcome.code] = refused.get(outcome.code, 0) + 1
@@ -495,7 +495,7 @@ class FlowReplays(FlowBuilding):
         return BulkResult(touched=touched, refused=refused, more=bool(left))
 
     async def _next_batch(
-        self, matching: ExecutionFilter, after: ListCursor, limit: int
+        self, matching: ExecutionFilter, after: reads.PageCursor, limit: int
     ) -> Sequence[Execution]:
         async def body(reader: Reader) -> Sequence[Execution]:
             return await select_matching(reader, matching, after, limit)

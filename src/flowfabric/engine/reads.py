@@ -136,42 +136,30 @@ def check_filter(matching: object) -> ExecutionFilter:
     return matching
 
 
-class ListCursor(Struct, frozen=True):
-    """Where a newest-first page ended."""
+class PageCursor(Struct, frozen=True):
+    """Where a page ended that goes by a time, and by id where that is the same."""
 
-    created_at_ms: int = bounds.TIME_MS_MAX
-    execution_id: ExecutionId = make_execution_id(INDEX_MAX, LAST_UUID)
+    time_ms: int
+    execution_id: ExecutionId
 
     @classmethod
-    def parse(cls, text: str | None) -> Self:
+    def parse(cls, text: str | None, start: Self) -> Self:
         if text is None:
-            return cls()
-        time_ms, execution_id = split_cursor(text)
-        return cls(time_ms, parse_execution_id(execution_id, "cursor"))
-
-    @classmethod
-    def after(cls, execution: Execution) -> Self:
-        return cls(execution.created_at_ms, execution.execution_id)
-
-    def text(self) -> str:
-        return f"{self.created_at_ms}-{self.execution_id}"
-
-
-class LeaseCursor(Struct, frozen=True):
-    """Where a page of expired leases ended."""
-
-    expires_at_ms: int = -1
-    execution_id: ExecutionId = make_execution_id(0, FIRST_UUID)
-
-    @classmethod
-    def parse(cls, text: str | None) -> Self:
-        if text is None:
-            return cls()
+            return start
         time_ms, execution_id = split_cursor(text)
         return cls(time_ms, parse_execution_id(execution_id, "cursor"))
 
     def text(self) -> str:
-        return f"{self.expires_at_ms}-{self.execution_id}"
+        return f"{self.time_ms}-{self.execution_id}"
+
+
+NEWEST_FIRST = PageCursor(bounds.TIME_MS_MAX, make_execution_id(INDEX_MAX, LAST_UUID))
+OLDEST_FIRST = PageCursor(-1, make_execution_id(0, FIRST_UUID))
+
+
+def page_end(execution: Execution) -> PageCursor:
+    """Where a newest-first page ends with this one."""
+    return PageCursor(execution.created_at_ms, execution.execution_id)
 
 
 def split_cursor(text: object) -> tuple[int, str]:
@@ -419,7 +407,7 @@ class Reads(unit.Group):
         """Executions that match, newest first, with their tags."""
         check_int("limit", limit, 0, bounds.PAGE_MAX)
         checked = check_filter(matching)
-        after = ListCursor.parse(cursor)
+        after = PageCursor.parse(cursor, NEWEST_FIRST)
 
         async def body(reader: Reader) -> SnapshotPage:
             found = await select_matching(reader, checked, after, limit + 1) if limit else []
@@ -427,7 +415,7 @@ class Reads(unit.Group):
             tags = await tags_of_many(reader, [e.execution_id for e in page])
             return SnapshotPage(
                 executions=tuple(views.snapshot(e, tags.get(e.execution_id, {})) for e in page),
-                next_cursor=ListCursor.after(page[-1]).text() if len(found) > limit else None,
+                next_cursor=page_end(page[-1]).text() if len(found) > limit else None,
             )
 
         return await self.store.read(body)
@@ -445,7 +433,7 @@ class Reads(unit.Group):
         check_optional_time("as_of_ms", as_of_ms)
         if namespace is not None:
             parse_namespace(namespace)
-        after = LeaseCursor.parse(cursor)
+        after = PageCursor.parse(cursor, OLDEST_FIRST)
 
         async def body(reader: Reader) -> list[ExpiredLease]:
             return await reader.select_as(
@@ -453,7 +441,7 @@ class Reads(unit.Group):
                 "list_expired_leases",
                 as_of_ms=await reader.now_ms() if as_of_ms is None else as_of_ms,
                 namespace=namespace,
-                after_ms=after.expires_at_ms,
+                after_ms=after.time_ms,
                 after_partition=partition_of(after.execution_id),
                 after_id=uuid_of(after.execution_id),
                 limit=limit + 1,
@@ -464,7 +452,7 @@ class Reads(unit.Group):
         more = len(found) > limit
         return ExpiredLeasePage(
             leases=page,
-            next_cursor=LeaseCursor(page[-1].expires_at_ms, page[-1].execution_id).text()
+            next_cursor=PageCursor(page[-1].expires_at_ms, page[-1].execution_id).text()
             if more
             else None,
         )
@@ -547,14 +535,14 @@ class TagRow(Struct, frozen=True):
 
 
 async def select_matching(
-    reader: Reader, matching: ExecutionFilter, after: ListCursor, limit: int
+    reader: Reader, matching: ExecutionFilter, after: PageCursor, limit: int
 ) -> Sequence[Execution]:
     """One indexed statement per kind of filter: by tag, by namespace, else by route and state."""
     name, parameters = matching.statement()
     return await reader.select_records(
         Execution,
         name,
-        before_ms=after.created_at_ms,
+        before_ms=after.time_ms,
         before_id=uuid_of(after.execution_id),
         before_partition=partition_of(after.execution_id),
         limit=limit,

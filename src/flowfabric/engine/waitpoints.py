@@ -34,8 +34,8 @@ from flowfabric.core.records import (
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.engine import suspensions, unit, waitpoint_keys
-from flowfabric.engine.reads import condition_progress, find
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.engine.reads import condition_progress, find, split_cursor
+from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Row, Transaction
 
 SIGNALS_SHOWN_MAX = 10_000
@@ -181,12 +181,8 @@ class SuspendedCursor(Struct, frozen=True):
     def parse(cls, text: str | None) -> Self:
         if text is None:
             return cls()
-        suspended_at, _, uuid = str(text).partition("-")
-        if not (suspended_at.isascii() and suspended_at.isdigit()):
-            raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
-        return cls(
-            check_int("cursor", int(suspended_at[:19]), 0, 2**62), parse_uuid("cursor", uuid)
-        )
+        suspended_at_ms, uuid = split_cursor(text)
+        return cls(suspended_at_ms, parse_uuid("cursor", uuid))
 
     @staticmethod
     def after(last: SuspendedExecution) -> str:

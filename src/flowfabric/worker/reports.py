@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
+from flowfabric.batching import GroupCommit
 from flowfabric.core.checks import check_optional_text, check_text
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.policies import Duration, duration_ms
@@ -50,7 +51,6 @@ from flowfabric.errors import (
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import ASK_AGAIN, level_of, statements_within
-from flowfabric.submission import GroupCommit
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import DurableCall, current_line

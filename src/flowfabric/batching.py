@@ -1,0 +1,153 @@
+"""Concurrent single calls, made together.
+
+Many coroutines that each report one thing at nearly the same time cost one round
+trip instead of many. While a batch is under way the next one gathers, so batches
+grow with the load and a lone call waits for nothing. Both the size of a batch
+and the time it may gather are bounded.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from flowfabric import errors
+from flowfabric.outages import NO_ANSWER
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+COUNT_MAX = 500
+PARALLEL = 2
+SPLIT_PARALLEL = 4
+"""How many items of a refused batch are tried at once, each alone."""
+
+Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | errors.FlowFabricError]]]
+
+NO_ITEMS_FAULT = (*NO_ANSWER, errors.Unavailable)
+"""What concerns a whole batch: asking one by one cannot help."""
+
+
+class Entry(NamedTuple, Generic[Item, Answer]):
+    item: Item
+    tell: Callable[[Answer | Exception], None]
+    since_s: float
+
+
+class GroupCommit(Generic[Item, Answer]):
+    """Answers each `add` with its own answer or error. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        commit: Commit[Item, Answer],
+        *,
+        count_max: int = COUNT_MAX,
+        delay_s: float = 0.0,
+        parallel: int = PARALLEL,
+        patience_s: float = math.inf,
+    ) -> None:
+        """An item that has waited for `patience_s` when an outage is met is not tried."""
+        self._commit = commit
+        self._count_max = count_max
+        self._delay_s = delay_s
+        self._parallel = parallel
+        self._patience_s = patience_s
+        self._waiting: deque[Entry[Item, Answer]] = deque()
+        self._flushes: set[asyncio.Task[None]] = set()
+
+    async def add(self, item: Item) -> Answer:
+        """Hand in one item and wait for its answer."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        entry = self.hand_in(item, partial(_answer, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Nobody wants it any more, unless it is on its way.
+            with suppress(ValueError):
+                self._waiting.remove(entry)
+            raise
+
+    def hand_in(
+        self, item: Item, tell: Callable[[Answer | Exception], None]
+    ) -> Entry[Item, Answer]:
+        """Hand in one item; `tell` is called with its answer, and must not raise."""
+        entry: Entry[Item, Answer] = Entry(item, tell, time.monotonic())
+        self._waiting.append(entry)
+        if len(self._flushes) < self._parallel:
+            self._flushes.add(asyncio.create_task(self._flush()))
+        return entry
+
+    async def close(self) -> None:
+        """Wait until everything handed in has been answered."""
+        while self._flushes:
+            await asyncio.wait(self._flushes)
+
+    async def _flush(self) -> None:
+        """Commit batches until nothing waits.
+
+        It counts as ended the moment it finds nothing: an item that comes between that
+        and the end of the task would otherwise wait for a flush that never looks again.
+        """
+        try:
+            await self._flush_waiting()
+        finally:
+            self._flushes = {task for task in self._flushes if task is not asyncio.current_task()}
+
+    async def _flush_waiting(self) -> None:
+        # Even without a delay, coroutines that are about to run join in.
+        await asyncio.sleep(self._delay_s)
+        while batch := self._take():
+            items = [entry.item for entry in batch]
+            try:
+                answers = await self._commit(items)
+            except Exception as error:
+                await self._split(batch, error)
+            else:
+                for entry, answer in zip(batch, answers, strict=True):
+                    entry.tell(answer)
+
+    def _take(self) -> list[Entry[Item, Answer]]:
+        count = min(len(self._waiting), self._count_max)
+        return [self._waiting.popleft() for _ in range(count)]
+
+    async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
+        """A refused item does not fail its batch: each is tried alone."""
+        if isinstance(error, NO_ITEMS_FAULT):
+            self._refuse_late(error)
+        if len(batch) == 1 or isinstance(error, NO_ITEMS_FAULT):
+            for entry in batch:
+                entry.tell(error)
+            return
+        left = iter(batch)
+        # A few at once, so that one that has to wait delays no other.
+        await asyncio.gather(*(self._commit_alone(left) for _ in range(SPLIT_PARALLEL)))
+
+    def _refuse_late(self, outage: errors.FlowFabricError) -> None:
+        """Those who have waited long enough hear of the outage without a try of their own."""
+        late_s = time.monotonic() - self._patience_s
+        while self._waiting and self._waiting[0].since_s <= late_s:
+            detail = f"waited for others, who failed: {outage}"
+            entry = self._waiting.popleft()
+            entry.tell(errors.Transport("queue", detail, kind=errors.BackendErrorKind.TIMEOUT))
+
+    async def _commit_alone(self, entries: Iterator[Entry[Item, Answer]]) -> None:
+        for item, tell, _ in entries:
+            try:
+                (answer,) = await self._commit([item])
+            except Exception as own:
+                tell(own)
+            else:
+                tell(answer)
+
+
+def _answer(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
+    if future.done():
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
