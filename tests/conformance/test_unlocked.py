@@ -11,12 +11,14 @@ from flowfabric import Engine, EngineConfig
 from flowfabric.core.conditions import AllConditions, ByName, Condition, Count, CountKind, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.records import Execution, Record, Waitpoint
+from flowfabric.core.states import FailureClass
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import WaitpointNotFound
 from flowfabric.store.base import Key, Reader, Store, UnlockedBody
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.sqlite.store import SqliteStore
 from flowfabric.testing import SettableClock
+from tests.conformance.graphs import new_graph
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Record)
@@ -128,6 +130,67 @@ async def test_the_short_cut_leaves_what_the_long_way_leaves(
 ) -> None:
     quick, thorough = [
         await left_behind(make(clock), clock, condition)
+        for make, clock in ((make, SettableClock()) for make in stores)
+    ]
+    assert quick == thorough
+
+
+# Telling dependents
+
+ROUTE = re.compile(r"route_id=\d+")
+CHAIN = {"b": "a", "c": "b", "d": "c"}
+FAN = {"b": "a", "c": "a", "d": "b c"}
+
+
+async def flow_left_behind(
+    store: Store, clock: SettableClock, shape: dict[str, str], *, passing: bool, fails: str
+) -> list[str]:
+    """Everything that a flow writes until its end, if the member `fails` does."""
+    engine = await Engine.open(store, EngineConfig())
+    try:
+        graph = await new_graph(engine)
+        events_before = (await engine.read_events(limit=1_000)).cursor
+        await graph.build(shape, passing=passing)
+        for _ in graph.ids:
+            for name, claimed in sorted((await graph.claim()).items()):
+                clock.advance(ms=5)
+                if name == fails:
+                    await engine.fail(
+                        claimed.handle, "broken", failure_class=FailureClass.PERMANENT
+                    )
+                else:
+                    await engine.complete(claimed.handle, f"of {name}".encode())
+                clock.advance(ms=5)
+                await graph.settle()
+        found: list[object] = [structs.replace(await graph.flow(), edge_groups=())]
+        for name, each in graph.ids.items():
+            found.append(await record_of(engine, Execution, execution_key(each)))
+            found.append(sorted((await engine.read_execution_inputs(each)).items()))
+            found.append(await graph.stored_group(name))
+        edges = {
+            (graph.name(each.upstream_execution_id), graph.name(each.downstream_execution_id)): each
+            for each in await engine.list_edges(graph.flow_id)
+        }
+        found += [edges[ends] for ends in sorted(edges)]
+        events = (await engine.read_events(after=events_before, limit=1_000)).events
+        found += [structs.replace(each, event_id=0) for each in events]
+        # Where several are skipped at once, their ids say who comes first.
+        return sorted(ROUTE.sub("", each) for each in without_chance(found))
+    finally:
+        await engine.close()
+
+
+@pytest.mark.parametrize("fails", ["none", "a", "b"])
+@pytest.mark.parametrize("passing", [False, True])
+@pytest.mark.parametrize("shape", [CHAIN, FAN], ids=["chain", "fan"])
+async def test_endings_told_without_locks_leave_what_those_under_lock_leave(
+    stores: Sequence[Callable[[SettableClock], Store]],
+    shape: dict[str, str],
+    passing: bool,
+    fails: str,
+) -> None:
+    quick, thorough = [
+        await flow_left_behind(make(clock), clock, shape, passing=passing, fails=fails)
         for make, clock in ((make, SettableClock()) for make in stores)
     ]
     assert quick == thorough

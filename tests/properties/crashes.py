@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
-from flowfabric.store.base import Body, Clock, Parameter, Row
+from flowfabric.store.base import Body, Clock, Parameter, Row, UnlockedBody
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.sqlite.store import SqliteStore
 
@@ -35,6 +35,22 @@ class Crashes:
             await once()
         raise Crash
 
+    async def around_try(self, once: Callable[[], Awaitable[T | None]]) -> T | None:
+        """The same around what may find that it has to be done under lock."""
+        due, self.next = self.next, None
+        if due is None or due == (0, False):
+            self.next = due
+            return await self.around(once)
+        answer = await once()
+        self.next = due
+        if answer is None:
+            return None
+
+        async def nothing_more() -> T | None:
+            return answer
+
+        return await self.around(nothing_more)
+
 
 class CrashingSqlite(SqliteStore):
     def __init__(self, crashes: Crashes, clock: Clock | None = None) -> None:
@@ -43,6 +59,9 @@ class CrashingSqlite(SqliteStore):
 
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self.crashes.around(lambda: super(CrashingSqlite, self).transact(body))
+
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        return await self.crashes.around_try(lambda: super(CrashingSqlite, self).try_unlocked(body))
 
     async def execute_alone(
         self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
@@ -61,6 +80,11 @@ class CrashingPostgres(PostgresStore):
 
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self.crashes.around(lambda: super(CrashingPostgres, self).transact(body))
+
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        return await self.crashes.around_try(
+            lambda: super(CrashingPostgres, self).try_unlocked(body)
+        )
 
     async def execute_alone(
         self, name: str, topics: Collection[str] = (), /, **parameters: Parameter

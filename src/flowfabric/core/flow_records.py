@@ -205,6 +205,21 @@ class CompletionDispatch(Record, frozen=True, kw_only=True):
     enqueued_at_ms: int
 
 
+class EndedUpstream(Record, frozen=True, kw_only=True):
+    """What a queued ending left: read along with it, and stored with the execution."""
+
+    table: ClassVar[str] = "ended_upstream"
+    key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id")
+
+    partition_key: int
+    execution_id: ExecutionId
+    current_replay_count: int
+    cancellation_reason: str | None
+    result: bytes | None
+    """Only where an edge passes it on."""
+    result_encoding: str | None
+
+
 class PendingCancel(Record, frozen=True, kw_only=True):
     """A flow member to cancel, by its flow's cancellation or a join's policy."""
 

@@ -12,25 +12,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core import bounds, flow_endings, results
+from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
-from flowfabric.core.flow_records import (
-    CompletionDispatch,
-    DependencyState,
-    Edge,
-    EdgeGroup,
-    EdgeState,
-    FlowAudit,
-    FlowRecord,
-    GroupState,
-)
+from flowfabric.core.flow_joins import is_spared
 from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace, partition_of, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
-from flowfabric.core.transitions import NO_CHANGES, Changes
+from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from flowfabric.core.views import recounted
-from flowfabric.engine import unit
+from flowfabric.engine import flow_queue, unit
 from flowfabric.engine.flows import (
     TROUBLE,
     FlowBuilding,
@@ -41,27 +31,17 @@ from flowfabric.engine.flows import (
     lock_edge,
     lock_group,
     member_counts,
+    passed_to,
     skipped_among,
 )
 from flowfabric.engine.steps import find_stranded, wake_stranded
 from flowfabric.engine.unit import Swept
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
-from flowfabric.store.base import Reader, Transaction
+from flowfabric.store.base import Reader, Transaction, Unlocked
 
-FLOWS_PER_BATCH = 64
-FLOWS_LOOKED_AT = 256
-CASCADE_ROUNDS_MAX = FLOWS_LOOKED_AT
-
-
-class QueuedEnding(Struct, frozen=True, kw_only=True):
-    """An ending from the queue."""
-
-    row: CompletionDispatch
-    ending: flow_endings.Ending
-    stale: bool
-    """The execution was replayed since: this ending no longer means anything."""
-    spared: bool
-    """Cancelled because a join no longer needed it."""
+CASCADE_ROUNDS_MAX = flow_queue.FLOWS_LOOKED_AT
+FEW = 8
+"""Up to so many edges and endings are told without taking locks first."""
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
@@ -76,15 +56,46 @@ class FlowEndings(FlowBuilding):
     async def dispatch_completions(self, *, limit: int = bounds.DISPATCH_BATCH) -> Swept:
         """Work off endings of flow members that no other process is working on."""
         check_int("limit", limit, 1, bounds.BATCH_MAX)
+
+        async def few(tx: Unlocked) -> Swept | None:
+            return await self._dispatch_few(tx, min(limit, FEW))
+
+        told = await self.store.try_unlocked(few)
+        return await self._dispatch_locked(limit) if told is None else told
+
+    async def _dispatch_few(self, tx: Unlocked, limit: int) -> Swept | None:
+        """Read all endings there are without locks, and write if nothing has changed since.
+
+        None where there are more, or more is to be known than what is read here.
+        """
+        rows = await tx.select_joined(flow_queue.FOUND, "read_endings", limit=limit + 1)
+        found = flow_queue.found_in(rows) if len(rows) <= limit else None
+        if found is None:
+            return None
+        if not rows:
+            return Swept(acted=0, full=False)
+        now_ms = await tx.now_ms()
+        resolution = flow_endings.resolve_edges(found.edges, found.groups, found.fresh, now_ms)
+        if any(group.cancel_reason is not None for group in resolution.fired):
+            return None
+        inputs = await passed_to(tx, resolution.fired, resolution.inputs)
+        children = self.released(resolution.fired, inputs, found.subjects, now_ms)
+        own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
+        told = self._told(list(found.flows.values()), found.taken, now_ms)
+        await tx.save(combine([own, told, children]))
+        unit.hint_about(tx, children, now_ms)
+        return Swept(acted=len(found.taken) + len(resolution.edges), full=False)
+
+    async def _dispatch_locked(self, limit: int) -> Swept:
         # Starting anywhere keeps busy flows from starving those behind them.
         start = random.randrange(self.shell.deployment.partitions.num_flow)
 
         async def body(tx: Transaction) -> Swept:
-            flows = await _flows_with_endings(tx, start)
+            flows = await flow_queue.flows_with_endings(tx, start)
             if not flows:
                 return Swept(acted=0, full=False)
             swept = await self._dispatch_flows(tx, flows, limit)
-            full = swept.full or len(flows) == FLOWS_PER_BATCH
+            full = swept.full or len(flows) == flow_queue.FLOWS_PER_BATCH
             if full:
                 tx.hint(unit.DISPATCH_TOPIC)
             return Swept(acted=swept.acted, full=full)
@@ -99,9 +110,9 @@ class FlowEndings(FlowBuilding):
         return structs.replace(swept, held=bool(await self.store.execute_alone("any_completion")))
 
     async def _dispatch_flows(
-        self, tx: Transaction, flows: Sequence[FlowRecord], limit: int
+        self, tx: Transaction, flows: Sequence[flow_records.FlowRecord], limit: int
     ) -> Swept:
-        taken = await _take(tx, flows, limit)
+        taken = await flow_queue.take(tx, flows, limit)
         done = await self._dispatch(tx, flows, taken)
         edges = 0 if done.settled is None else len(done.settled.resolution.edges)
         return Swept(acted=done.finished + edges, full=done.more or len(taken) == limit)
@@ -109,8 +120,8 @@ class FlowEndings(FlowBuilding):
     async def _dispatch_one_by_one(self, start: int, limit: int) -> Swept:
         """A flow that fails delays no other."""
 
-        async def chosen(tx: Transaction) -> Sequence[FlowRecord]:
-            return await _flows_with_endings(tx, start)
+        async def chosen(tx: Transaction) -> Sequence[flow_records.FlowRecord]:
+            return await flow_queue.flows_with_endings(tx, start)
 
         acted, full, failures = 0, False, []
         for flow in await self.store.transact(chosen):
@@ -184,11 +195,11 @@ class FlowEndings(FlowBuilding):
             if flow is None:
                 return nothing
             row_key = (flow.partition_key, flow.flow_id, execution_id, execution.replay_count)
-            row = await tx.lock_one(CompletionDispatch, row_key)
+            row = await tx.lock_one(flow_records.CompletionDispatch, row_key)
             if row is None:
                 return nothing
             endings = await endings_of(tx, flow.partition_key, [execution_id])
-            taken = QueuedEnding(
+            taken = flow_queue.QueuedEnding(
                 row=row,
                 ending=endings.get(
                     execution_id,
@@ -202,38 +213,43 @@ class FlowEndings(FlowBuilding):
         return await self.store.transact(body)
 
     async def _dispatch(
-        self, tx: Transaction, flows: Sequence[FlowRecord], taken: Sequence[QueuedEnding]
+        self,
+        tx: Transaction,
+        flows: Sequence[flow_records.FlowRecord],
+        taken: Sequence[flow_queue.QueuedEnding],
     ) -> Dispatched:
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
         lives = {execution_id: ending.replay_count for execution_id, ending in fresh.items()}
         edges = await open_edges(tx, lives)
         groups = await tx.lock(
-            EdgeGroup, sorted({unit.execution_key(edge.downstream_id) for edge in edges})
+            flow_records.EdgeGroup,
+            sorted({unit.execution_key(edge.downstream_id) for edge in edges}),
         )
         more = len(edges) == bounds.DISPATCH_EDGES_MAX
         finished = [each for each in taken if not more or _before(each.row, edges[-1])]
-        also = Changes(
-            updates=await self._count(tx, flows, finished),
-            deletes=tuple(each.row for each in finished),
-        )
+        also = self._told(flows, finished, await tx.now_ms())
         settled = await self.settle_edges(
             tx, edges, {group.downstream_id: group for group in groups.values()}, fresh, also
         )
         return Dispatched(finished=len(finished), settled=settled, more=more)
 
-    async def _count(
-        self, tx: Transaction, flows: Sequence[FlowRecord], finished: Sequence[QueuedEnding]
-    ) -> tuple[FlowRecord, ...]:
-        ended: dict[FlowId, list[QueuedEnding]] = {}
+    def _told(
+        self,
+        flows: Sequence[flow_records.FlowRecord],
+        finished: Sequence[flow_queue.QueuedEnding],
+        now_ms: int,
+    ) -> Changes:
+        """Endings counted into their flows, and taken off the queue."""
+        ended: dict[FlowId, list[flow_queue.QueuedEnding]] = {}
         for each in finished:
             if not each.stale:
                 ended.setdefault(each.row.flow_id, []).append(each)
-        now_ms = await tx.now_ms()
-        return tuple(
-            self.settled_flow(_counted(flow, ended[flow.flow_id]), now_ms)
+        counted = tuple(
+            self.settled_flow(flow_queue.counted_in(flow, ended[flow.flow_id]), now_ms)
             for flow in flows
             if flow.flow_id in ended
         )
+        return Changes(updates=counted, deletes=tuple(each.row for each in finished))
 
     # One edge at a time
 
@@ -260,11 +276,11 @@ class FlowEndings(FlowBuilding):
             edge = await lock_edge(tx, flow, wanted)
             if (
                 edge is None
-                or edge.edge_state is not EdgeState.APPLIED
+                or edge.edge_state is not flow_records.EdgeState.APPLIED
                 or (edge.upstream_id, edge.downstream_id) != ends
             ):
                 raise InvalidDependency(f"flow {asked} has no applied edge {wanted} between these")
-            if edge.dep_state is not DependencyState.UNSATISFIED:
+            if edge.dep_state is not flow_records.DependencyState.UNSATISFIED:
                 return results.AlreadyResolved()
             ending = await self._known_ending(tx, edge, outcome)
             if not flow_endings.counts(edge, ending):
@@ -277,7 +293,7 @@ class FlowEndings(FlowBuilding):
         return await self.store.transact(body)
 
     async def _known_ending(
-        self, tx: Transaction, edge: Edge, outcome: TerminalOutcome | None
+        self, tx: Transaction, edge: flow_records.Edge, outcome: TerminalOutcome | None
     ) -> flow_endings.Ending:
         endings = await endings_of(tx, edge.partition_key, [edge.upstream_id])
         ending = endings.get(edge.upstream_id)
@@ -290,19 +306,19 @@ class FlowEndings(FlowBuilding):
         return ending
 
     async def _resolve(
-        self, tx: Transaction, edge: Edge, ending: flow_endings.Ending
+        self, tx: Transaction, edge: flow_records.Edge, ending: flow_endings.Ending
     ) -> results.ResolveResult:
         group = await lock_group(tx, edge.downstream_id)
         assert group is not None, "an applied edge has a group"
         settled = await self.settle_edges(
             tx, [edge], {edge.downstream_id: group}, {edge.upstream_id: ending}
         )
-        if group.group_state is not GroupState.PENDING:
+        if group.group_state is not flow_records.GroupState.PENDING:
             return results.AlreadyFired()
         (after,) = settled.resolution.groups
-        if after.group_state is GroupState.PENDING:
+        if after.group_state is flow_records.GroupState.PENDING:
             return results.Pending()
-        if after.group_state is GroupState.IMPOSSIBLE:
+        if after.group_state is flow_records.GroupState.IMPOSSIBLE:
             return results.Impossible(child_skipped=bool(skipped_among(settled.children)))
         return results.Satisfied(data_injected=await _injected(tx, settled, edge.downstream_id))
 
@@ -312,9 +328,11 @@ class FlowEndings(FlowBuilding):
         """Apply edges that were staged a while ago and then forgotten."""
         check_int("limit", limit, 1, bounds.BATCH_MAX)
 
-        async def due(reader: Reader) -> Sequence[Edge]:
+        async def due(reader: Reader) -> Sequence[flow_records.Edge]:
             before_ms = await reader.now_ms() - bounds.EDGE_APPLY_AFTER_MS
-            return await reader.select_records(Edge, "due_edges", before_ms=before_ms, limit=limit)
+            return await reader.select_records(
+                flow_records.Edge, "due_edges", before_ms=before_ms, limit=limit
+            )
 
         edges = await self.store.read(due)
         acted = 0
@@ -322,11 +340,11 @@ class FlowEndings(FlowBuilding):
             acted += await self._apply_late(edge)
         return Swept(acted=acted, full=len(edges) == limit)
 
-    async def _apply_late(self, found: Edge) -> bool:
+    async def _apply_late(self, found: flow_records.Edge) -> bool:
         async def body(tx: Transaction) -> bool:
             flow = await self.lock_flow_or_none(tx, found.flow_id)
             edge = None if flow is None else await lock_edge(tx, flow, found.edge_id)
-            if edge is None or edge.edge_state is EdgeState.APPLIED:
+            if edge is None or edge.edge_state is flow_records.EdgeState.APPLIED:
                 return False
             await self.apply_edge(tx, edge)
             return True
@@ -360,72 +378,9 @@ def check_outcome(outcome: object) -> TerminalOutcome:
     return known
 
 
-async def _flows_with_endings(tx: Transaction, start: int) -> Sequence[FlowRecord]:
-    """A few flows that no other transaction holds, locked."""
-    return await tx.select_records(
-        FlowRecord,
-        "lock_dispatch_flows",
-        start=start,
-        candidates=FLOWS_LOOKED_AT,
-        limit=FLOWS_PER_BATCH,
-    )
-
-
-async def _take(tx: Transaction, flows: Sequence[FlowRecord], limit: int) -> list[QueuedEnding]:
-    rows = await tx.select_as(
-        TakenRow,
-        "take_completions",
-        partition_keys=[flow.partition_key for flow in flows],
-        flow_ids=[flow.flow_id for flow in flows],
-        limit=limit,
-    )
-    return [_taken(row) for row in rows]
-
-
-class TakenRow(Struct, frozen=True, kw_only=True):
-    """A queued ending, and what its execution looks like now."""
-
-    partition_key: int
-    flow_id: FlowId
-    execution_id: ExecutionId
-    replay_count: int
-    outcome: TerminalOutcome
-    enqueued_at_ms: int
-    current_replay_count: int
-    cancellation_reason: str | None
-    result: bytes | None
-    result_encoding: str | None
-
-
-def _taken(row: TakenRow) -> QueuedEnding:
-    return QueuedEnding(
-        row=CompletionDispatch(
-            partition_key=row.partition_key,
-            flow_id=row.flow_id,
-            execution_id=row.execution_id,
-            replay_count=row.replay_count,
-            outcome=row.outcome,
-            enqueued_at_ms=row.enqueued_at_ms,
-        ),
-        ending=flow_endings.Ending(
-            outcome=row.outcome,
-            replay_count=row.replay_count,
-            result=row.result,
-            result_encoding=row.result_encoding,
-        ),
-        stale=row.current_replay_count != row.replay_count,
-        spared=is_spared(row.outcome, row.cancellation_reason),
-    )
-
-
-def _counted(flow: FlowRecord, ended: Sequence[QueuedEnding]) -> FlowRecord:
-    counted = count_endings(
-        flow, (each.row.outcome for each in ended), spared=sum(each.spared for each in ended)
-    )
-    return with_last_end(counted, (each.row.enqueued_at_ms for each in ended))
-
-
-async def open_edges(tx: Transaction, lives: Mapping[ExecutionId, int]) -> Sequence[Edge]:
+async def open_edges(
+    tx: Transaction, lives: Mapping[ExecutionId, int]
+) -> Sequence[flow_records.Edge]:
     """Applied edges that the ends of these lives resolve, locked; only so many at a time.
 
     `lives` says how often each of the upstreams was replayed.
@@ -433,7 +388,7 @@ async def open_edges(tx: Transaction, lives: Mapping[ExecutionId, int]) -> Seque
     if not lives:
         return []
     return await tx.select_records(
-        Edge,
+        flow_records.Edge,
         "open_edges",
         partition_keys=[partition_of(each) for each in lives],
         execution_ids=[uuid_of(each) for each in lives],
@@ -442,7 +397,7 @@ async def open_edges(tx: Transaction, lives: Mapping[ExecutionId, int]) -> Seque
     )
 
 
-def _before(row: CompletionDispatch, last: Edge) -> bool:
+def _before(row: flow_records.CompletionDispatch, last: flow_records.Edge) -> bool:
     """Whether all edges of this ending come before `last`, in the order they are read."""
     return (row.partition_key, uuid_of(row.execution_id)) < (
         last.partition_key,
@@ -516,7 +471,7 @@ class FlowAudits(FlowBuilding):
         return await self.store.transact(body)
 
     async def _requeue(
-        self, tx: Transaction, flow: FlowRecord, members: dict[ExecutionId, Execution]
+        self, tx: Transaction, flow: flow_records.FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
         """Queue members that are marked for cancellation and are queued no more."""
         now_ms = await tx.now_ms()
@@ -537,7 +492,8 @@ class FlowAudits(FlowBuilding):
         if not untold:
             return 0
         groups = await tx.lock(
-            EdgeGroup, sorted({unit.execution_key(edge.downstream_id) for edge in untold})
+            flow_records.EdgeGroup,
+            sorted({unit.execution_key(edge.downstream_id) for edge in untold}),
         )
         endings = {
             each.execution_id: flow_endings.Ending(
@@ -553,11 +509,13 @@ class FlowAudits(FlowBuilding):
         return len(untold)
 
     async def _free(
-        self, tx: Transaction, flow: FlowRecord, members: dict[ExecutionId, Execution]
+        self, tx: Transaction, flow: flow_records.FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
         """Let go members that nothing holds back."""
         keys = [unit.execution_key(each) for each in sorted(members)]
-        groups = {g.downstream_id: g for g in (await tx.lock(EdgeGroup, keys)).values()}
+        groups = {
+            g.downstream_id: g for g in (await tx.lock(flow_records.EdgeGroup, keys)).values()
+        }
         # Some of them may have been let go by now.
         current = await tx.lock(Execution, keys)
         fired = [
@@ -570,7 +528,7 @@ class FlowAudits(FlowBuilding):
             await self.fire(tx, fired, (), NO_CHANGES)
         return len(fired)
 
-    async def _recount(self, tx: Transaction, flow: FlowRecord) -> int:
+    async def _recount(self, tx: Transaction, flow: flow_records.FlowRecord) -> int:
         counted = recounted(flow, await member_counts(tx, flow.flow_id, "count_told_members"))
         if counted == flow:
             return 0
@@ -580,7 +538,7 @@ class FlowAudits(FlowBuilding):
 
 
 async def _take_turn(tx: Transaction, limit: int) -> Suspects:
-    audit = (await tx.lock(FlowAudit, [AUDIT_KEY]))[AUDIT_KEY]
+    audit = (await tx.lock(flow_records.FlowAudit, [AUDIT_KEY]))[AUDIT_KEY]
     now_ms = await tx.now_ms()
     if audit.due_at_ms > now_ms:
         return Suspects()

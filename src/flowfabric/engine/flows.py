@@ -112,6 +112,24 @@ async def inputs_of(
     return inputs
 
 
+async def passed_to(
+    reader: Reader, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
+) -> dict[ExecutionId, dict[str, ExecutionInput]]:
+    """What upstreams pass to the downstreams of groups that fired: stored before, and new."""
+    passing = {
+        group.downstream_id: group.named_inputs
+        for group in fired
+        if group.named_inputs and group.group_state is GroupState.SATISFIED
+    }
+    inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {each: {} for each in passing}
+    for each in new_inputs:
+        if each.execution_id in passing:
+            inputs[each.execution_id][each.edge_id] = each
+    # Where all are new there is nothing to look for.
+    stored = await inputs_of(reader, [i for i, named in passing.items() if named > len(inputs[i])])
+    return inputs | {each: stored.get(each, {}) | inputs[each] for each in stored}
+
+
 async def endings_of(
     reader: Reader, partition_key: int, execution_ids: Sequence[ExecutionId]
 ) -> dict[ExecutionId, Ending]:
@@ -336,16 +354,19 @@ class FlowBuilding(unit.Group):
     async def _release(
         self, tx: Transaction, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
     ) -> Changes:
-        passing = [
-            group.downstream_id
-            for group in fired
-            if group.named_inputs and group.group_state is GroupState.SATISFIED
-        ]
-        inputs = await inputs_of(tx, passing)
-        for each in new_inputs:
-            inputs.setdefault(each.execution_id, {})[each.edge_id] = each
-        subjects = await self._waiting(tx, fired, ending=bool(passing))
-        timing = self.shell.timing(await tx.now_ms())
+        inputs = await passed_to(tx, fired, new_inputs)
+        subjects = await self._waiting(tx, fired, ending=bool(inputs))
+        return self.released(fired, inputs, subjects, await tx.now_ms())
+
+    def released(
+        self,
+        fired: Sequence[EdgeGroup],
+        inputs: Mapping[ExecutionId, Mapping[str, ExecutionInput]],
+        subjects: Mapping[ExecutionId, Subject],
+        now_ms: int,
+    ) -> Changes:
+        """What groups that fired do to their downstreams."""
+        timing = self.shell.timing(now_ms)
         return combine(
             release(
                 subjects[group.downstream_id],

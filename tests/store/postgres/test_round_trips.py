@@ -14,6 +14,7 @@ from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.core.workers import Refreshed
 from flowfabric.engine import gates
 from flowfabric.engine.suspensions import SuspendOutcome
+from tests.conformance.graphs import new_graph
 
 SUSPENSION_ID = "00000000-0000-4000-8000-00000000000a"
 WAITPOINT_ID = "00000000-0000-4000-8000-00000000000b"
@@ -129,6 +130,32 @@ async def test_an_idle_worker_is_told_of_limits(
             await hints.wait(1)
     # Whatever was hinted before may have been missed.
     assert [await asked(), await asked(), await asked()] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "passing", "trips"),
+    [
+        ({"b": "a"}, False, 2),
+        ({"b": "a"}, True, 2),
+        ({"b": "a", "c": "a", "d": "a"}, True, 2),
+        # What others passed before has to be looked for.
+        ({"c": "a b"}, True, 3),
+    ],
+)
+async def test_a_hop_from_parent_to_child(
+    engine: Engine, sent: list[str], shape: dict[str, str], passing: bool, trips: int
+) -> None:
+    graph = await new_graph(engine)
+    await graph.build(shape, passing=passing)
+    for parent in [name for name in graph.ids if name not in shape]:
+        claimed = await graph.claimed(parent)
+        sent.clear()
+        await engine.complete(claimed.handle, b"1")
+        assert len(sent) == 1, sent
+        sent.clear()
+        await engine.dispatch_completions()
+    assert len(sent) == trips, sent
+    assert len(await graph.claim()) == len(shape)
 
 
 async def test_a_pause_and_a_signal_by_name(
