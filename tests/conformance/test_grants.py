@@ -320,12 +320,12 @@ async def test_a_claim_whose_answer_was_lost_may_be_repeated(
     claimed = await engine.claim_execution(execution_id, **WORKER, grant_key=key)
     async with unchanged(engine):
         assert await engine.claim_execution(execution_id, **WORKER, grant_key=key) == claimed
-    async with refused(engine, ExecutionNotActive):
+    async with refused(engine, ExecutionNotLeaseable):
         await engine.claim_execution(
             execution_id, worker_id="worker", worker_instance_id="another", grant_key=key
         )
     clock.set_ms(claimed.lease_expires_at_ms)
-    async with refused(engine, ExecutionNotActive):
+    async with refused(engine, ExecutionNotLeaseable):
         await engine.claim_execution(execution_id, **WORKER, grant_key=key)
 
 
@@ -346,8 +346,8 @@ async def test_a_claim_by_id_is_refused_without_a_grant(engine: Engine, given: G
     errors: dict[str, type[FlowFabricError]] = {
         "waiting": InvalidClaimGrant,
         "resumable": UseClaimResumedExecution,
-        **dict.fromkeys(SET_ASIDE, ExecutionNotLeaseable),
-        **dict.fromkeys((*ACTIVE, *ENDED), ExecutionNotActive),
+        **dict.fromkeys((*SET_ASIDE, *ACTIVE), ExecutionNotLeaseable),
+        **dict.fromkeys(ENDED, ExecutionNotActive),
     }
     for state, error in errors.items():
         execution_id = await given.state(state)

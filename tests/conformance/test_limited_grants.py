@@ -103,6 +103,60 @@ async def test_grants_count_as_starts(
     assert await engine.claim_for_worker(["default"], **WORKER) is not None
 
 
+async def started(engine: Engine) -> int:
+    (used,) = (await engine.list_limit_use(RATE)).gates
+    return used.started
+
+
+async def test_a_grant_that_is_not_used_in_time_gives_its_start_back(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    unused, used, late = [await given.waiting(gates=[gate(RATE)]) for _ in range(3)]
+    await engine.issue_claim_grant(unused, **WORKER, grant_ttl_ms=TTL_MS)
+    clock.advance(ms=10)
+    grant = await engine.issue_claim_grant(used, **WORKER, grant_ttl_ms=TTL_MS)
+    await engine.claim_execution(used, **WORKER, grant_key=grant.grant_key)
+    assert await started(engine) == 2
+    clock.advance(ms=TTL_MS + 1)
+    assert (await engine.return_due_grants()).acted == 1
+    assert await started(engine) == 1
+    await engine.issue_claim_grant(late, **WORKER, grant_ttl_ms=TTL_MS)
+    async with refused(engine, RateLimitExceeded):
+        await engine.issue_claim_grant(unused, **WORKER)
+    clock.advance(ms=TTL_MS + 1)
+    # A grant in place of one whose time is over takes over its start.
+    await engine.issue_claim_grant(late, **OTHER_WORKER)
+    assert await started(engine) == 2
+
+
+async def test_a_grant_that_counted_no_start_gives_none_back(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    resumable = (await given.resumable(gates=[gate(RATE)])).execution_id
+    cancelled = await given.waiting(gates=[gate(RATE)])
+    before = await started(engine)
+    await engine.issue_claim_grant(resumable, **WORKER, grant_ttl_ms=TTL_MS)
+    await engine.issue_claim_grant(cancelled, **WORKER, grant_ttl_ms=TTL_MS)
+    await engine.cancel_execution(cancelled, reason="no")
+    clock.advance(ms=TTL_MS + 1)
+    await engine.return_due_grants()
+    assert await started(engine) == before + 1
+
+
+async def test_a_scheduler_alone_is_given_again_what_was_not_used_in_time(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    wanted = {await given.waiting(), await given.waiting(gates=[gate(RATE)])}
+    for _ in range(3):
+        grants = [
+            await engine.claim_for_worker(["default"], **WORKER, grant_ttl_ms=TTL_MS)
+            for _ in range(3)
+        ]
+        assert {each.execution_id for each in grants if each is not None} == wanted
+        assert None in grants
+        clock.advance(ms=TTL_MS + 1)
+
+
 async def test_what_resumes_needs_no_start_and_what_was_lost_does(
     engine: Engine, given: Given, rate: None
 ) -> None:

@@ -72,6 +72,22 @@ def test_starts_are_counted_by_parts_of_the_window(
     assert gates.pushed(window, 2, WINDOW_MS, now_ms) == after
 
 
+@pytest.mark.parametrize(
+    ("at_ms", "left"),
+    [
+        (5, ((10, 1), (20, 1))),
+        (10, ((10, 1), (20, 1))),
+        (11, ((10, 2),)),
+        (21, ((10, 2), (20, 1))),
+    ],
+)
+def test_a_start_that_never_began_is_taken_out_of_where_it_was_counted(
+    at_ms: int, left: gates.Window
+) -> None:
+    assert gates.withdrawn(((10, 2), (20, 1)), at_ms) == left
+    assert gates.withdrawn((), at_ms) == ()
+
+
 def test_a_full_window_opens_when_the_oldest_starts_leave_it() -> None:
     limits = Limits(window_ms=WINDOW_MS, rate=3)
     window = ((1_000, 1), (2_000, 2))

@@ -51,7 +51,7 @@ from tests.unit.test_situations import OPERATIONS, Act
 
 IN_ORDER: list[tuple[dict[str, object], type[FlowFabricError]]] = [
     ({"lifecycle_phase": LifecyclePhase.TERMINAL}, ExecutionNotActive),
-    ({"lifecycle_phase": LifecyclePhase.ACTIVE}, ExecutionNotActive),
+    ({"lifecycle_phase": LifecyclePhase.ACTIVE}, ExecutionNotLeaseable),
     ({"lifecycle_phase": LifecyclePhase.SUSPENDED}, ExecutionNotLeaseable),
     ({"lifecycle_phase": LifecyclePhase.SUBMITTED}, ExecutionNotLeaseable),
     ({"ownership_state": OwnershipState.LEASED}, LeaseConflict),

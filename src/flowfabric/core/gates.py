@@ -390,6 +390,15 @@ def pushed(window: Window, count: int, window_ms: int, now_ms: int) -> Window:
     return (*kept, (at_ms, count))
 
 
+def withdrawn(window: Window, at_ms: int) -> Window:
+    """Without one that was counted at a time and never began."""
+    for place, (until_ms, count) in enumerate(window):
+        if until_ms >= at_ms:
+            left = ((until_ms, count - 1),) if count > 1 else ()
+            return (*window[:place], *left, *window[place + 1 :])
+    return window
+
+
 def starts_left(limits: Limits, window: Window, now_ms: int) -> int | None:
     """How many more may start now; None for any number."""
     if not limits.rate:
@@ -443,6 +452,16 @@ class GateState(Struct, frozen=True, kw_only=True):
     def after(self, count: int, now_ms: int) -> Gate:
         """The gate once as many more have started, of one that limits starts."""
         window = pushed(read_window(self.gate.starts), count, self.limits.window_ms, now_ms)
+        return self._with(window, now_ms)
+
+    def without(self, times_ms: Iterable[int], now_ms: int) -> Gate:
+        """The gate without starts that were counted at these times and never began."""
+        window = read_window(self.gate.starts)
+        for at_ms in times_ms:
+            window = withdrawn(window, at_ms)
+        return self._with(window, now_ms)
+
+    def _with(self, window: Window, now_ms: int) -> Gate:
         return structs.replace(
             self.gate,
             starts=written(window),

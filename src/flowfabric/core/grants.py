@@ -44,7 +44,14 @@ from flowfabric.core.leases import (
 from flowfabric.core.policies import DURATION_MAX_MS, parse_policy, reclaim_limit
 from flowfabric.core.records import Execution, GrantKind, Lane, StoredGrant
 from flowfabric.core.results import GrantNotFound, Marked, NotReclaimable, ReclaimCapExceeded
-from flowfabric.core.situations import LOST_LEASE, Hold, Situation, held_by, situation_of
+from flowfabric.core.situations import (
+    LOST_LEASE,
+    Hold,
+    Situation,
+    held_by,
+    resumes,
+    situation_of,
+)
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -297,6 +304,17 @@ def decide_return(subject: transitions.Subject, now_ms: int) -> transitions.Deci
     )
 
 
+def counted_start_ms(subject: transitions.Subject, now_ms: int) -> int | None:
+    """When the start was counted of a grant whose time is over, if one was.
+
+    None of a leftover: whatever the execution went through, the grant is no longer its own.
+    """
+    grant, execution = subject.grant, subject.execution
+    if grant is None or grant.expires_at_ms >= now_ms or resumes(execution):
+        return None
+    return grant.issued_at_ms if execution.granted_until_ms == grant.expires_at_ms else None
+
+
 def given_back(subject: transitions.Subject, now_ms: int) -> transitions.Changes:
     """The execution without its grant."""
     assert subject.grant is not None
@@ -459,7 +477,7 @@ def check_grant(
 
 def check_leaseable(execution: Execution) -> None:
     """Raise unless the execution waits for a worker."""
-    if execution.lifecycle_phase in (LifecyclePhase.TERMINAL, LifecyclePhase.ACTIVE):
+    if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise not_active(execution)
     if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
         raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")

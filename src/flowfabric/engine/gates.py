@@ -249,11 +249,18 @@ async def gates_of(reader: Reader, route_id: int) -> list[GateId]:
     return list(await reader.select_as(GateId, "gates_of_routes", route_ids=[route_id]))
 
 
+async def routes_gates(reader: Reader, route_ids: Collection[int]) -> Sequence[RouteGate]:
+    """The gates of routes, with each that passes them."""
+    if not route_ids:
+        return ()
+    return await reader.select_as(RouteGate, "gates_of_routes", route_ids=sorted(route_ids))
+
+
 async def gate_facts(
     reader: Reader, route_ids: Collection[int]
 ) -> dict[int, list[gates.GateFacts]]:
     """The gates of routes that have any, with the names of their limits."""
-    passed = await reader.select_as(RouteGate, "gates_of_routes", route_ids=sorted(route_ids))
+    passed = await routes_gates(reader, route_ids)
     loaded = await load(reader, sorted({each.gate_id for each in passed}))
     owners = sorted({(each.owner_id,) for each in loaded})
     policies = await reader.get(gates.QuotaPolicy, owners)

@@ -1,20 +1,31 @@
 """What limits say about grants: which limited execution fits, and that one fits under lock.
 
 A grant holds a slot as a lease does, from the moment it is issued. It also counts as a start
-where nothing is resumed, since claiming with it asks no limit again. One that is never used has
-spent that start.
+where nothing is resumed, since claiming with it asks no limit again. One that is not used in time
+gives that start back.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core import gates, situations
+from flowfabric.core import gates, grants, situations
 from flowfabric.core.gates import Gate
 from flowfabric.core.ids import ExecutionId, GateId
 from flowfabric.core.records import Execution
-from flowfabric.core.transitions import Changes
-from flowfabric.engine.gates import ROUTES_MIN, STEPS_MAX, ClaimQuery, FoundRow, gates_of, load
+from flowfabric.core.transitions import Changes, Subject
+from flowfabric.engine.gates import (
+    GATES_TOPIC,
+    ROUTES_MIN,
+    STEPS_MAX,
+    ClaimQuery,
+    FoundRow,
+    gates_of,
+    load,
+    routes_gates,
+)
 from flowfabric.store.base import Transaction
 
 CANDIDATES = 64
@@ -88,6 +99,34 @@ async def admit(tx: Transaction, execution: Execution) -> None:
     if not resumes:
         started = [each.after(1, now_ms) for each in states.values() if each.limits.rate]
         await tx.save(Changes(updates=tuple(started)))
+
+
+async def give_back_starts(tx: Transaction, subjects: Sequence[Subject]) -> None:
+    """Take back the starts that were counted for grants which were not used in time."""
+    now_ms = await tx.now_ms()
+    counted = [
+        (each.execution.route_id, grants.counted_start_ms(each, now_ms)) for each in subjects
+    ]
+    times = [(route_id, at_ms) for route_id, at_ms in counted if at_ms is not None]
+    passed = await routes_gates(tx, {route_id for route_id, _ in times})
+    await tx.lock(Gate, sorted({(each.gate_id,) for each in passed}))
+    states = await load(tx, sorted({each.gate_id for each in passed}))
+    given_back = [
+        row.state.without(
+            [
+                at_ms
+                for each in passed
+                for route_id, at_ms in times
+                if each.gate_id == row.gate_id and each.route_id == route_id
+            ],
+            now_ms,
+        )
+        for row in states
+        if row.rate
+    ]
+    if given_back:
+        await tx.save(Changes(updates=tuple(given_back)))
+        tx.hint(GATES_TOPIC)
 
 
 def _check_room(

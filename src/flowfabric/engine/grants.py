@@ -30,7 +30,7 @@ from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
 from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, combine
 from flowfabric.engine import leases, unit
 from flowfabric.engine.gates import GATES_TOPIC, REMEMBERED_MAX, ClaimQuery
-from flowfabric.engine.grant_limits import admit, best_limited, best_ready
+from flowfabric.engine.grant_limits import admit, best_limited, best_ready, give_back_starts
 from flowfabric.engine.parked import find_parked, let_go
 from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Work
@@ -96,7 +96,11 @@ class Grants(unit.Group):
             outcome = await self._issue_in(tx, found, _offer(request))
             return self._shown(outcome) if isinstance(outcome, Issued) else None
 
-        return await self.store.transact(body)
+        granted = await self.store.transact(body)
+        if granted is None and (await self.return_due_grants()).acted:
+            # What was granted before and not used in time may be the best there is.
+            granted = await self.store.transact(body)
+        return granted
 
     async def _best(
         self,
@@ -431,6 +435,7 @@ class Grants(unit.Group):
             )
             subjects = await _lock_granted(tx, due)
             now_ms = await tx.now_ms()
+            await give_back_starts(tx, list(subjects.values()))
             made = [grants.decide_return(each, now_ms) for each in subjects.values()]
             changes = combine(each.changes for each in made)
             await tx.save(changes)
@@ -510,6 +515,7 @@ class Grants(unit.Group):
         now_ms = await tx.now_ms()
         made = unit.decided(lambda: decide(subject, place, self.shell.timing(now_ms)))
         if isinstance(made.outcome, Issued) and made.changes is not NO_CHANGES:
+            await give_back_starts(tx, [subject])
             await admit(tx, subject.execution)
         await tx.save(made.changes)
         unit.hint_about(tx, made.changes, now_ms)
