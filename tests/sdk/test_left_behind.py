@@ -1,7 +1,8 @@
 """Deploys that leave something behind in a branch, or come before one; see docs/deploys.md."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 
 import pytest
 
@@ -57,6 +58,36 @@ async def test_a_step_inserted_before_branches_blocks_the_run_until_it_is_accept
         assert "step 'notify' is not stored, but " in await shop.blocked(new_code, execution_id)
     assert set(shop.done.values()) == {1}
     assert shop.done["notify"] == int(accepted)
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_change_accepted_in_one_branch_is_accepted_in_those_like_it(
+    shop: Shop, named: bool
+) -> None:
+    def code(step: str) -> Callable[[Context], Coroutine[None, None, str]]:
+        async def prepare(ctx: Context, who: str) -> None:
+            await ctx.step(step, shop.effect, f"{step} {who}")
+            await ctx.step("check", shop.effect, f"check {who}")
+            if who == "ada":
+                await ctx.wait_for_signal("packed")
+                # It is parked, and comes by the accepted call again.
+                await ctx.sleep(0.01)
+                await ctx.step("ship", shop.effect, "ship")
+
+        async def branch(ctx: Context, who: str) -> None:
+            with ctx.branch(who) if named else nullcontext():
+                await prepare(ctx, who)
+
+        async def handler(ctx: Context) -> str:
+            await asyncio.gather(branch(ctx, "ada"), branch(ctx, "bob"))
+            return "done"
+
+        return handler
+
+    execution_id = await shop.in_flight(code("load"))
+    assert await shop.accepted(code("fetch"), execution_id) == "done"
+    assert set(shop.done.values()) == {1}
+    assert {"fetch ada", "fetch bob", "ship"} <= shop.done.keys()
 
 
 @pytest.mark.parametrize("old", BEFORE)

@@ -25,6 +25,7 @@ from flowfabric.core.journal import (
     may_ask_yet,
     moved,
     named_line,
+    siblings_key,
     step_key,
 )
 
@@ -458,6 +459,20 @@ def test_keys_are_readable_different_and_short_enough() -> None:
     assert len(set(keys)) == len(keys) - 4
     assert max(len(key.encode()) for key in keys) <= STEP_KEY_BYTES_MAX
     assert step_key(ROOT, Asked("call", "charge#2", "", 1)) == "charge#2#1"
+
+
+def test_branches_of_one_function_share_what_is_accepted_and_so_do_named_ones() -> None:
+    call = Asked("call", "charge", "1", 1)
+    group = line_group(ROOT, "")
+    first, second = (line_id(ROOT, group, branch("1", each, each, each)) for each in (1, 2))
+    other = line_id(ROOT, group, branch("1", 1, 1, 1)._replace(name="mail"))
+    named = named_line(ROOT, "ada"), named_line(ROOT, "bob")
+    assert siblings_key(first, call) == siblings_key(second, call._replace(digest="2", number=2))
+    assert siblings_key(named[0], call) == siblings_key(named[1], call)
+    assert siblings_key(ROOT, call) == ""
+    lines = first, other, named[0]
+    assert len({siblings_key(line, call) for line in lines}) == 3
+    assert siblings_key(first, call) != siblings_key(first, call._replace(name="check"))
 
 
 def test_a_long_name_of_a_coroutine_keeps_its_end() -> None:

@@ -572,6 +572,14 @@ def inserted_key(key: str) -> str:
     return _short(f"instead of {key}")
 
 
+def siblings_key(line: str, asked: Asked) -> str:
+    """What is accepted of a call in a branch: that it runs in all that are like this one."""
+    if line == ROOT:
+        return ""
+    label = "any with a name" if line.startswith("=") else _kept_line(line).name
+    return _short(f"{asked.kind} {asked.name} in {label}")
+
+
 def _short(key: str) -> str:
     if len(key.encode()) <= STEP_KEY_BYTES_MAX:
         return key

@@ -186,7 +186,7 @@ class Journal:
         self._unsuspected = asyncio.Event()
         self._unsuspected.set()
         self._branched = False
-        self._has_accepted = False
+        self.has_accepted = False
         self._keys: set[str] = set()
         self._line_ids: set[str] = set()
         self._children: set[str] = set()
@@ -285,7 +285,7 @@ class Journal:
             detail = journal.placed(refusal, call.line.known_as)
             left = self._moves.unaccounted(call.line)
             await self._until_code_fits(
-                CodeMismatch(call.refused_as or call.key, detail),
+                CodeMismatch(call.refused_as or call.like, detail),
                 likely=left is not None and left.line == call.line.known_as,
             )
         if self.seen or self._passing.locked():
@@ -434,7 +434,7 @@ class Journal:
             self._steps[step.step_key] = step
             if step.kind is StepKind.SUBMIT and step.result is not None:
                 self._children.add(msgspec.json.decode(step.result, type=str))
-            self._has_accepted |= step.kind is StepKind.ACCEPT
+            self.has_accepted |= step.kind is StepKind.ACCEPT
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
             self._by_line.setdefault(step.line, []).append(kept_of(step))
@@ -522,7 +522,7 @@ class Journal:
             return NOTHING
         only_equal = (
             [each.key for each in kept if self._accepts(journal.inserted_key(each.key))]
-            if self._has_accepted
+            if self.has_accepted
             else ()
         )
         return journal.Shelf(kept, frozenset(only_equal))

@@ -34,6 +34,7 @@ from flowfabric.core.journal import (
     label_of,
     line_group,
     named_line,
+    siblings_key,
 )
 from flowfabric.core.records import Step, StepKind
 from flowfabric.worker.functions import coroutine_arguments, digest_of
@@ -110,6 +111,9 @@ class Watched(Protocol):
 
     def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]: ...
 
+    has_accepted: bool
+    """Whether a person has accepted anything."""
+
     def accepted(self, key: str) -> Collection[str] | None:
         """What was stored when a person allowed a call that does not fit it; None if nobody has."""
 
@@ -171,7 +175,12 @@ class DurableCall:
         self.took_ms: int | None = None
         self.refusal = ""
         self.refused_as = ""
-        """What a person accepts who lets it run, if that is not its key."""
+        """What a person accepts who lets it run, if that is not the call in all branches alike."""
+
+    @property
+    def like(self) -> str:
+        """What stands for it in every branch like its own; its key, outside of branches."""
+        return siblings_key(self.line.known_as, self.asked) or self.key
 
     @property
     def name(self) -> str:
@@ -415,16 +424,23 @@ class Line:
                 )
                 if match.instead_of:
                     call.refused_as = inserted_key(match.instead_of)
-            left_behind = self.journal.accepted(call.key)
-            if left_behind is None and call.refused_as:
-                left_behind = self.journal.accepted(call.refused_as)
-            if left_behind is not None:
-                call.refusal = call.refused_as = self.refusal = ""
-                self.journal.forgive(left_behind)
-                for line in self.and_above():
-                    if line.id is not None:
-                        line.shelf.forgive(left_behind)
+            self._accept(call)
         self._after_key = burst[-1].key
+
+    def _accept(self, call: DurableCall) -> None:
+        """Let a call run that a person has accepted, itself or in another branch like this one."""
+        if not self.journal.has_accepted:
+            return
+        told = map(self.journal.accepted, (call.key, call.refused_as, call.like))
+        left_behind = next((each for each in told if each is not None), None)
+        if left_behind is None:
+            return
+        call.refusal = self.refusal = ""
+        call.refused_as = call.key
+        self.journal.forgive(left_behind)
+        for line in self.and_above():
+            if line.id is not None:
+                line.shelf.forgive(left_behind)
 
     def _refusal_of_branches(self, call: DurableCall) -> str:
         """Why a new call must not run: branches are stored from before it, and none is started."""
