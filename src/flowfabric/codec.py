@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from flowfabric.config import Data, Item, T, Values
 from flowfabric.core.checks import ENCODED
+from flowfabric.engine.unit import Data, Item, T, Values
 from flowfabric.errors import CodecFailed, InvalidInput
 
 PLAIN_BYTES_MAX: Final = 1024 * 1024 * 1024

@@ -1,8 +1,6 @@
-"""What an engine is opened with: settings, checked once, and how values are stored."""
+"""Settings of an engine, checked once."""
 
-from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -11,10 +9,6 @@ from flowfabric.core.checks import check_int, check_list
 from flowfabric.core.ids import parse_lane_id
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.transitions import Keep
-
-T = TypeVar("T")
-Data = TypeVar("Data", bytes, bytes | None)
-Item = TypeVar("Item", bound=Struct)
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, dict=True):
@@ -49,37 +43,3 @@ class EngineConfig(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def event_retention_ms(self) -> int:
         return duration_ms("keep_events", self.keep_events)
-
-
-class Values:
-    """How payloads, results and frames are stored: as they are, unless an app has a codec."""
-
-    coded = False
-
-    def __init__(self, plain_bytes_max: int) -> None:
-        self.plain_bytes_max = plain_bytes_max
-        """Largest payload or result that callers may pass."""
-
-    def pack(self, data: Data) -> Data:
-        """Data as it is stored. Safe to repeat."""
-        return data
-
-    def seal(self, data: bytes) -> bytes:
-        """Data as it is stored where that is marked elsewhere: it may begin with anything."""
-        return data
-
-    def unpack(self, data: Data) -> Data:
-        return data
-
-    def show(self, data: Data) -> Data:
-        """Unpacked; as it is stored if it cannot be read, so that others still can."""
-        return data
-
-    async def through(self, value: T, change: Callable[[T], T]) -> T:
-        """Change a value by one of the above, if there is anything to change."""
-        return value
-
-    async def through_all(
-        self, records: Sequence[Item], change: Callable[[Item], Item]
-    ) -> Sequence[Item]:
-        return records

@@ -19,7 +19,7 @@ import httpx
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.config import EngineConfig, Values
+from flowfabric.config import EngineConfig
 from flowfabric.core.bounds import KEY_WAIT_MS
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.events import EventFilter, LogEnd
@@ -518,7 +518,7 @@ class RemoteEngine(Forwarding):
                 ),
                 handle_key=b"",
             ),
-            Values(told.plain_bytes_max),
+            unit.Values(told.plain_bytes_max),
         )
         engine.connection, engine.coded = connection, told.coded
         engine.following = RemoteFollowing(engine.shell, engine)

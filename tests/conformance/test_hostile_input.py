@@ -11,9 +11,9 @@ from flowfabric.core.ids import FIRST_UUID
 from flowfabric.core.policies import ExponentialBackoff, RetryPolicy
 from flowfabric.core.records import StepKind
 from flowfabric.core.results import HandedBack
+from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.steps import NewStep
-from flowfabric.core.suspension import ResumePolicy
 from flowfabric.engine.steps import StepReport
 from flowfabric.errors import InvalidHandle, InvalidInput, InvalidPolicyJson, PayloadTooLarge
 from tests.conformance.given import Given, fence_of, new

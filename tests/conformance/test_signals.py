@@ -9,6 +9,7 @@ from flowfabric.core.conditions import OperatorOnly, Single, all_of_waitpoints
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import WaitpointState
+from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.signals import SignalAccepted, SignalResult
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -18,7 +19,6 @@ from flowfabric.core.states import (
     LifecyclePhase,
     PublicState,
 )
-from flowfabric.core.suspension import ResumePolicy
 from flowfabric.errors import (
     PayloadTooLarge,
     SignalLimitExceeded,

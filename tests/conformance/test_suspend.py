@@ -16,6 +16,7 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
+from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -25,7 +26,6 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.core.suspension import ResumePolicy
 from flowfabric.core.transitions import NO_LEASE
 from flowfabric.core.waitpoints import Binding, FreshWaitpoint, UsePending, fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied

@@ -16,7 +16,7 @@ from flowfabric.core.conditions import (
     Wildcard,
     all_of_waitpoints,
 )
-from flowfabric.core.suspension import ResumePolicy
+from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.waitpoints import FreshWaitpoint, UsePending
 from flowfabric.errors import AlreadySuspended, InvalidInput
 from tests.conformance.given import Given

@@ -9,7 +9,7 @@ from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import SignalEffect, SuspensionReason, TimeoutBehavior, WaitpointState
 from flowfabric.core.results import AlreadySatisfied
-from flowfabric.core.resumption import Resumed, SuspensionExpired
+from flowfabric.core.resumption import Resumed, ResumePolicy, SuspensionExpired
 from flowfabric.core.states import (
     AttemptLifecycle,
     AttemptState,
@@ -18,7 +18,6 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.suspension import ResumePolicy
 from flowfabric.errors import ExecutionNotSuspended, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock

@@ -37,9 +37,9 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
+from flowfabric.core.resumption import NORMAL
 from flowfabric.core.states import FailureClass
 from flowfabric.core.suspension import (
-    NORMAL,
     SuspendFindings,
     SuspendRequest,
     check_suspend,

@@ -19,6 +19,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.resumption import (
+    NORMAL,
     decide_close_waitpoint,
     decide_expire_suspension,
     decide_expire_waitpoints,
@@ -32,7 +33,6 @@ from flowfabric.core.signals import (
     decide_deliver,
 )
 from flowfabric.core.suspension import (
-    NORMAL,
     SuspendFindings,
     decide_suspend,
     dedup_ttl_ms,

@@ -22,10 +22,10 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, transitions
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId
+from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId, parse_uuid
 from flowfabric.core.policies import in_words, parse_policy, reclaim_limit
 from flowfabric.core.records import FIRST_EPOCH, Attempt, Execution
 from flowfabric.core.results import AlreadySatisfied, Marked, Renewed, Revoked
@@ -84,6 +84,29 @@ def check_fence(subject: transitions.Subject, fence: Fence | None, now_ms: int) 
         died = fence is None or fence.lease_id != subject.execution.lease_id
         changes = note_expired(subject, now_ms, died=died)
         raise transitions.Refusal(error, changes) from error
+
+
+def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
+    """Only an operator acting for the worker may omit the fence."""
+    check_text("source", source)
+    if fence is None:
+        if source != OPERATOR_OVERRIDE:
+            raise errors.InvalidInput(
+                "fence", f"fence_required unless the source is {OPERATOR_OVERRIDE}"
+            )
+        return None
+    if not isinstance(fence, Fence):
+        raise errors.InvalidInput("fence", "must be a Fence", fence)
+    if not (fence.lease_id and fence.attempt_id):
+        raise errors.InvalidInput(
+            "fence", "partial_fence_triple: lease_id, lease_epoch, attempt_id"
+        )
+    parse_uuid("fence.lease_id", fence.lease_id)
+    parse_uuid("fence.attempt_id", fence.attempt_id)
+    check_int("fence.lease_epoch", fence.lease_epoch, 0, 2**62)
+    if fence.attempt_index is not None:
+        check_int("fence.attempt_index", fence.attempt_index, 0, 2**31 - 1)
+    return fence
 
 
 def check_holder(execution: Execution, fence: Fence | None, now_ms: int) -> None:

@@ -10,16 +10,17 @@ wait of the same name.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import transitions
+from flowfabric.core import checks, transitions
 from flowfabric.core.events import operator_event
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import SignalId, WaitpointKey
+from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import (
     Execution,
     SignalEffect,
@@ -39,9 +40,10 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.suspension import RESUMED
 from flowfabric.core.waitpoints import is_expired
 
+RESUMED: Final = "resumed"
+"""Why a suspension whose condition was met is closed."""
 TIMED_OUT_RESUME: Final = "timed_out_auto_resume"
 NEVER_COMMITTED: Final = "never_committed"
 TRIGGERS: Final = ("signal", "operator", "auto_resume")
@@ -51,6 +53,50 @@ OBSERVABLE: Final = (RESUMED, TIMED_OUT_RESUME)
 
 class Resumed(Struct, frozen=True, kw_only=True, tag=True):
     public_state: PublicState
+
+
+class ResumePolicy(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """How the execution comes back. Only the delay is acted upon; the rest is kept for readers."""
+
+    resume_target: Literal["runnable"] = "runnable"
+    consume_matched_signals: bool = True
+    retain_signal_buffer_until_closed: bool = False
+    resume_delay_ms: int | None = None
+    close_waitpoint_on_resume: bool = True
+
+
+NORMAL: Final = ResumePolicy()
+RESUME_TARGET: Final = NORMAL.resume_target
+RESUME_FLAGS: Final = (
+    "consume_matched_signals",
+    "retain_signal_buffer_until_closed",
+    "close_waitpoint_on_resume",
+)
+
+
+def check_resume_policy(policy: object) -> ResumePolicy:
+    if not isinstance(policy, ResumePolicy):
+        raise errors.InvalidInput("resume_policy", "must be a ResumePolicy", policy)
+    if policy.resume_delay_ms is not None:
+        checks.check_int(
+            "resume_policy.resume_delay_ms", policy.resume_delay_ms, 0, DURATION_MAX_MS
+        )
+    if policy.resume_target != RESUME_TARGET:
+        raise errors.InvalidInput(
+            "resume_policy.resume_target", f"must be {RESUME_TARGET}", policy.resume_target
+        )
+    for flag in RESUME_FLAGS:
+        checks.check_bool(f"resume_policy.{flag}", getattr(policy, flag))
+    return policy
+
+
+def stored_policy(suspension: Suspension) -> ResumePolicy:
+    try:
+        return msgspec.json.decode(suspension.resume_policy, type=ResumePolicy)
+    except msgspec.DecodeError as error:
+        raise errors.Corruption(f"a stored resume policy does not decode: {error}") from error
 
 
 class SuspensionExpired(Struct, frozen=True, kw_only=True, tag="Expired"):

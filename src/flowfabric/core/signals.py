@@ -40,9 +40,8 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
-from flowfabric.core.resumption import resume
+from flowfabric.core.resumption import RESUMED, resume, stored_policy
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.suspension import RESUMED, stored_policy
 from flowfabric.core.transitions import Changes, Decision, Subject, change
 from flowfabric.core.waitpoints import is_expired
 

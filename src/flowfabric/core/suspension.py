@@ -9,7 +9,7 @@ and goes on: nothing was ever parked.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -33,6 +33,7 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
+from flowfabric.core.resumption import NORMAL, RESUMED, ResumePolicy, check_resume_policy
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
 from flowfabric.core.transitions import Changes, Decision, Subject, change
@@ -57,31 +58,6 @@ from flowfabric.core.waitpoints import (
 # A suspension as it is asked for, and what can be refused without looking at the execution
 
 Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)
-
-
-class ResumePolicy(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """How the execution comes back. Only the delay is acted upon; the rest is kept for readers."""
-
-    resume_target: Literal["runnable"] = "runnable"
-    consume_matched_signals: bool = True
-    retain_signal_buffer_until_closed: bool = False
-    resume_delay_ms: int | None = None
-    close_waitpoint_on_resume: bool = True
-
-
-NORMAL: Final = ResumePolicy()
-
-
-RESUME_TARGET: Final = NORMAL.resume_target
-
-
-RESUME_FLAGS: Final = (
-    "consume_matched_signals",
-    "retain_signal_buffer_until_closed",
-    "close_waitpoint_on_resume",
-)
 
 
 class SuspendRequest(Struct, frozen=True, kw_only=True):
@@ -174,22 +150,6 @@ def check_suspend(
         or None,
         take_pending=taking,
     )
-
-
-def check_resume_policy(policy: object) -> ResumePolicy:
-    if not isinstance(policy, ResumePolicy):
-        raise errors.InvalidInput("resume_policy", "must be a ResumePolicy", policy)
-    if policy.resume_delay_ms is not None:
-        checks.check_int(
-            "resume_policy.resume_delay_ms", policy.resume_delay_ms, 0, DURATION_MAX_MS
-        )
-    if policy.resume_target != RESUME_TARGET:
-        raise errors.InvalidInput(
-            "resume_policy.resume_target", f"must be {RESUME_TARGET}", policy.resume_target
-        )
-    for flag in RESUME_FLAGS:
-        checks.check_bool(f"resume_policy.{flag}", getattr(policy, flag))
-    return policy
 
 
 def check_behavior(behavior: object) -> TimeoutBehavior | None:
@@ -310,9 +270,6 @@ def take(
             return TakenSignals(signals=tuple(taken), closer=signal.signal_id, left=left)
     return TakenSignals(signals=tuple(taken), left=len(kept) - len(taken))
 
-
-RESUMED: Final = "resumed"
-"""Why a suspension whose condition was met is closed."""
 
 BLOCKING: Final[Mapping[SuspensionReason, BlockingReason]] = {
     SuspensionReason.WAITING_FOR_SIGNAL: BlockingReason.WAITING_FOR_SIGNAL,
@@ -609,10 +566,3 @@ def _satisfied(
         inserts=(ended, *map(closed, opened.fresh)),
         updates=(after, *map(closed, opened.taken_over), *seen.signals),
     )
-
-
-def stored_policy(suspension: Suspension) -> ResumePolicy:
-    try:
-        return msgspec.json.decode(suspension.resume_policy, type=ResumePolicy)
-    except msgspec.DecodeError as error:
-        raise errors.Corruption(f"a stored resume policy does not decode: {error}") from error

@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.config import EngineConfig, Values
+from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.engine.admission import Admissions
@@ -34,7 +34,7 @@ from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.tokens import Tokens
-from flowfabric.engine.unit import Deployment, Shell
+from flowfabric.engine.unit import Deployment, Shell, Values
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import Workers

@@ -41,6 +41,7 @@ from flowfabric.core.leases import (
     Fence,
     Granted,
     WorkerIdentity,
+    check_fence_given,
     check_holder,
     check_ttl,
     compare_fence,
@@ -434,7 +435,7 @@ class Leases(unit.Group):
     ) -> Renewed:
         """Extend a lease named by its fence instead of a handle."""
         check_ttl(lease_ttl_ms)
-        given = unit.check_fence_given(fence, source="worker")
+        given = check_fence_given(fence, source="worker")
         assert given is not None
         ask = _renew_ask(self.shell.check_execution_id(execution_id), given, lease_ttl_ms)
         return await self.shell.decide(ask)

@@ -27,9 +27,10 @@ from flowfabric.core.records import (
     Suspension,
     Waitpoint,
 )
+from flowfabric.core.resumption import RESUMED
 from flowfabric.core.signals import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.states import OwnershipState
-from flowfabric.core.suspension import RESUMED, SuspendRequest, decide_take
+from flowfabric.core.suspension import SuspendRequest, decide_take
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,

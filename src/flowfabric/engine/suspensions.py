@@ -16,7 +16,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.conditions import Condition
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
-from flowfabric.core.leases import Fence, compare_fence
+from flowfabric.core.leases import Fence, check_fence_given, compare_fence
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -27,8 +27,8 @@ from flowfabric.core.records import (
     Waitpoint,
     first_attempt,
 )
+from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.suspension import (
-    ResumePolicy,
     SuspendAnswer,
     SuspendFindings,
     SuspendRequest,
@@ -129,7 +129,7 @@ class Suspensions(unit.Group):
     ) -> SuspendOutcome:
         """The same for who knows the lease but has no handle."""
         request = checked_request(resume_condition, options)
-        given = unit.check_fence_given(fence, source="worker")
+        given = check_fence_given(fence, source="worker")
         assert given is not None
         answer, handle = await self._suspend(
             self.shell.check_execution_id(execution_id), given, request

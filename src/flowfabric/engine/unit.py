@@ -15,15 +15,15 @@ from typing import Generic, Self, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.config import EngineConfig, Values
+from flowfabric.config import EngineConfig
 from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX
-from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.checks import check_int
 from flowfabric.core.events import EventCategory, ScannerFilter, check_scanner_filter
 from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
-from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, NewIds
+from flowfabric.core.leases import Fence, NewIds
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -83,6 +83,8 @@ async def stepped_in_attempt(
 
 T = TypeVar("T")
 V = TypeVar("V")
+Data = TypeVar("Data", bytes, bytes | None)
+Item = TypeVar("Item", bound=Struct)
 
 DUE_HINT_WITHIN_MS = 5_000
 """Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
@@ -136,6 +138,40 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     partitions: ids.PartitionConfig
     handle_key: bytes
+
+
+class Values:
+    """How payloads, results and frames are stored: as they are, unless an app has a codec."""
+
+    coded = False
+
+    def __init__(self, plain_bytes_max: int) -> None:
+        self.plain_bytes_max = plain_bytes_max
+        """Largest payload or result that callers may pass."""
+
+    def pack(self, data: Data) -> Data:
+        """Data as it is stored. Safe to repeat."""
+        return data
+
+    def seal(self, data: bytes) -> bytes:
+        """Data as it is stored where that is marked elsewhere: it may begin with anything."""
+        return data
+
+    def unpack(self, data: Data) -> Data:
+        return data
+
+    def show(self, data: Data) -> Data:
+        """Unpacked; as it is stored if it cannot be read, so that others still can."""
+        return data
+
+    async def through(self, value: T, change: Callable[[T], T]) -> T:
+        """Change a value by one of the above, if there is anything to change."""
+        return value
+
+    async def through_all(
+        self, records: Sequence[Item], change: Callable[[Item], Item]
+    ) -> Sequence[Item]:
+        return records
 
 
 class Shell(KnowsRoutes):
@@ -383,25 +419,6 @@ def lease_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
         "execution_ids": [ids.uuid_of(handle.execution_id) for handle in handles],
         "lease_ids": [handle.lease_id for handle in handles],
     }
-
-
-def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
-    """Only an operator acting for the worker may omit the fence."""
-    check_text("source", source)
-    if fence is None:
-        if source != OPERATOR_OVERRIDE:
-            raise InvalidInput("fence", f"fence_required unless the source is {OPERATOR_OVERRIDE}")
-        return None
-    if not isinstance(fence, Fence):
-        raise InvalidInput("fence", "must be a Fence", fence)
-    if not (fence.lease_id and fence.attempt_id):
-        raise InvalidInput("fence", "partial_fence_triple: lease_id, lease_epoch, attempt_id")
-    ids.parse_uuid("fence.lease_id", fence.lease_id)
-    ids.parse_uuid("fence.attempt_id", fence.attempt_id)
-    check_int("fence.lease_epoch", fence.lease_epoch, 0, 2**62)
-    if fence.attempt_index is not None:
-        check_int("fence.attempt_index", fence.attempt_index, 0, 2**31 - 1)
-    return fence
 
 
 class Decided(Struct, Generic[T], frozen=True):

@@ -261,7 +261,7 @@ class Waitpoints(unit.Group):
         asked = self.shell.check_execution_id(execution_id)
         named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
         check_text("reason", reason, empty=False)
-        given = unit.check_fence_given(fence, source)
+        given = leases.check_fence_given(fence, source)
 
         async def lock(tx: Transaction) -> tuple[Subject, Waitpoint | None]:
             subject = await suspensions.lock_subject(tx, asked)

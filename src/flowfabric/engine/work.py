@@ -27,7 +27,12 @@ from flowfabric.core.checks import (
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_kind, parse_namespace
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
-from flowfabric.core.leases import Fence, check_attempt_index, check_attempt_meant
+from flowfabric.core.leases import (
+    Fence,
+    check_attempt_index,
+    check_attempt_meant,
+    check_fence_given,
+)
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import Attempt, Execution, FailedStep, Step
 from flowfabric.core.states import FailureClass, PublicState
@@ -223,7 +228,7 @@ class Work(Creation, Operators, Steps):
         """
         stored = None if result is None else await self.to_store(result)
         self._check_result(stored, result_encoding)
-        given = unit.check_fence_given(fence, source)
+        given = check_fence_given(fence, source)
         check_attempt_index(attempt_index)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Completed]:
@@ -301,7 +306,7 @@ class Work(Creation, Operators, Steps):
         """Fail an execution named by id and fence. `retry_policy` overrides its own."""
         ask = _fail_ask(
             self.shell.check_execution_id(execution_id),
-            unit.check_fence_given(fence, source),
+            check_fence_given(fence, source),
             check_failure(reason, failure_class, category),
             check_retry_policy(retry_policy),
         )
@@ -379,7 +384,7 @@ class Work(Creation, Operators, Steps):
     ) -> results.Delayed:
         """`delay` by id and fence, or by an operator without one."""
         check_time("delay_until_ms", delay_until_ms)
-        given = unit.check_fence_given(fence, source)
+        given = check_fence_given(fence, source)
         check_attempt_index(attempt_index)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
@@ -399,7 +404,7 @@ class Work(Creation, Operators, Steps):
         source: str = "worker",
     ) -> results.Moved:
         """`wait_children` by id and fence, or by an operator without one."""
-        given = unit.check_fence_given(fence, source)
+        given = check_fence_given(fence, source)
         check_attempt_index(attempt_index)
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Moved]:
@@ -419,7 +424,7 @@ class Work(Creation, Operators, Steps):
         message: str | None = None,
     ) -> results.Updated:
         """`progress` by id and fence."""
-        given = unit.check_fence_given(fence, "worker")
+        given = check_fence_given(fence, "worker")
         if given is None:
             raise InvalidInput("fence", "must be given")
         if percent is not None:

@@ -31,7 +31,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import Place, Writes, place_of
+from flowfabric.core.transitions import Place, Writes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import EventPage, Key, Row, Value
 
@@ -104,7 +104,7 @@ def table_of(record: type[Struct]) -> Table:
 
 def key_of(record: Record) -> Key:
     """What `get` and `lock` find this record by."""
-    return place_of(record)[1]
+    return tuple(getattr(record, name) for name in record.key)
 
 
 def stored_key(table: Table, key: Key) -> tuple[Value, ...]:
