@@ -82,8 +82,8 @@ class FlowEndings(FlowBuilding):
         children = self.released(resolution.fired, inputs, found.subjects, now_ms)
         own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
         told = self._told(list(found.flows.values()), found.taken, now_ms)
-        await tx.save(combine([own, told, children]))
         unit.hint_about(tx, children, now_ms)
+        await tx.save(combine([own, told, children]))
         return Swept(acted=len(found.taken) + len(resolution.edges), full=False)
 
     async def _dispatch_locked(self, limit: int) -> Swept:

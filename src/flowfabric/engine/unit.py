@@ -305,8 +305,8 @@ class Shell(KnowsRoutes):
             made = decided(lambda: decide(found, timing))
             if isinstance(made.outcome, FlowFabricError):
                 return None
-            await tx.save(made.changes)
             hint_about(tx, made.changes, timing.now_ms)
+            await tx.save(made.changes)
             return made.outcome
 
         return body

@@ -152,7 +152,7 @@ class Joined:
 class Unlocked(Saving, Protocol):
     """Row access that holds no locks: `save` writes if no row has changed.
 
-    It is called once and last, and updates nothing but rows that it compares.
+    It is called once and last, after hints, and updates nothing but rows that it compares.
     """
 
     async def select_joined(

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from flowfabric import connect
+from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Transport
@@ -73,6 +74,28 @@ async def test_a_submission_after_a_rest_brings_its_hint_along(
             await engine.create_execution(work)
             assert await listener.wait(60)
             assert apart == []
+
+
+async def test_a_signal_after_a_rest_brings_its_hint_along(
+    postgres_store: PostgresStore,
+    postgres_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apart, gate = list[object](), Single("gate", ByName("approved"))
+    async with await connect(postgres_database) as engine:
+        await engine.create_execution(NewExecution(execution_kind="work"))
+        claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
+        assert claimed is not None
+        await engine.suspend(claimed.handle, resume_condition=gate)
+    async with await connect(postgres_database) as sender:
+        with postgres_store.hints(["ready:default"]) as listener:
+            await until_live(postgres_store, listener)
+            monkeypatch.setattr(HintExchange, "_notify", noting(apart))
+            await sender.deliver_operator_signal(
+                claimed.execution_id, "gate", signal_name="approved"
+            )
+            assert await listener.wait(60)
+    assert apart == []
 
 
 async def test_submissions_in_a_row_share_hints(

@@ -14,8 +14,9 @@ from flowfabric.outages import patience_s
 from flowfabric.store.base import Value
 from flowfabric.store.foreign import comes_from, unknown
 from flowfabric.store.postgres import driver
-from flowfabric.store.postgres.hints import CHANNEL, hint_payloads
+from flowfabric.store.postgres.hints import hint_payloads
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH
+from flowfabric.store.postgres.statements import CHANNEL
 
 _NUMBERED: Final = re.compile(r"\$(\d+)")
 _FOUND: Final = """

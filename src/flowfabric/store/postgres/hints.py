@@ -23,8 +23,8 @@ from flowfabric.outages import first_of
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
 from flowfabric.store.postgres.driver import DRIVER_ERRORS, Connection
 from flowfabric.store.postgres.pool import Connections
+from flowfabric.store.postgres.statements import CHANNEL
 
-CHANNEL: Final = "flowfabric"
 HINT: Final = "hint"
 """The parameter of a statement that may take a message along."""
 PAYLOAD_MAX_BYTES: Final = 7900

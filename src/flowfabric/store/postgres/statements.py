@@ -25,6 +25,8 @@ from flowfabric.store import mapping
 from flowfabric.store.base import Value
 
 SCHEMA: Final = "flowfabric"
+CHANNEL: Final = "flowfabric"
+"""On which hints travel from process to process."""
 
 CLOCK_MS: Final = "floor(extract(epoch from clock_timestamp()) * 1000)::bigint"
 
@@ -271,8 +273,8 @@ def save_text(parts: tuple[Part, ...], seen: tuple[type[Struct], ...] = ()) -> s
     """All writes of a decision as one statement, which returns how many rows it updated.
 
     With `seen`, it writes only if rows of these types are still what they were, and
-    returns whether they are. It takes their keys and versions after everything else, and
-    last of all how many there are.
+    returns whether they are. It takes their keys and versions after everything else, then
+    how many there are, and last of all a message to other processes, if there is one.
     """
     texts: list[str] = []
     counts: list[str] = []
@@ -286,7 +288,11 @@ def save_text(parts: tuple[Part, ...], seen: tuple[type[Struct], ...] = ()) -> s
     updated = " + ".join(counts) or "0"
     if not seen:
         return f"with {', '.join(texts)} select {updated} as updated"
-    return f"with {_seen(seen, first)}, {', '.join(texts)} select {updated} as updated, {when}"
+    counted = first + sum(len(mapping.table_of(record).key) + 1 for record in seen)
+    told = f"case when {when} and ${counted + 1}::text is not null"
+    told += f" then pg_notify('{CHANNEL}', ${counted + 1})::text end"
+    written = f"{updated} as updated, {when}, {told}"
+    return f"with {_seen(seen, first)}, {', '.join(texts)} select {written}"
 
 
 def _seen(records: tuple[type[Struct], ...], first: int) -> str:

@@ -321,7 +321,7 @@ class PostgresStore:
         return result
 
     async def _try_unlocked_on(self, connection: driver.Usable, body: UnlockedBody[T]) -> T | None:
-        transaction = UnlockedTransaction(connection, self._clock)
+        transaction = UnlockedTransaction(connection, self._clock, self._exchange.take_along)
         try:
             async with self._scope(connection):
                 result = await body(transaction)
@@ -335,7 +335,9 @@ class PostgresStore:
                 raise
             _drop(connection)
             raise _Stale from error
-        if transaction.has_written:
+        if transaction.has_told:
+            self._board.publish(transaction.hinted)
+        elif transaction.has_written:
             self._exchange.publish(transaction.hinted)
         return result
 

@@ -1,6 +1,6 @@
 """Row verbs on one Postgres connection."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -198,6 +198,10 @@ class PostgresTransaction(PostgresReader):
             raise Corruption(f"{missing} rows to update are gone: {kinds}")
 
 
+TakeAlong = Callable[[Collection[str]], str | None]
+"""A message that wakes others who wait for topics, for a statement to send if it commits."""
+
+
 class Interfered(Exception):
     """What was read without a lock is no longer true; nothing was written."""
 
@@ -205,10 +209,13 @@ class Interfered(Exception):
 class UnlockedTransaction(PostgresTransaction):
     """Reads without locks, and one write that compares before it writes."""
 
-    def __init__(self, connection: Fetching, clock: Clock | None) -> None:
+    def __init__(self, connection: Fetching, clock: Clock | None, take_along: TakeAlong) -> None:
         super().__init__(connection, clock)
         self.has_written = False
         """Or may have: the statement was sent."""
+        self.has_told = False
+        """Whether the statement tells other processes what was hinted."""
+        self._take_along = take_along
         self._versions: dict[Place, int] = {}
 
     async def select_joined(
@@ -240,8 +247,10 @@ class UnlockedTransaction(PostgresTransaction):
             )
         compared = [column for rows in seen.values() for column in statements.arrays(rows)]
         text = statements.save_text(tuple(batch.parts), tuple(seen))
-        values = (*batch.values, *compared, len(self._versions))
-        ((updated, same),) = await self._connection.fetch(text, *values)
+        hint = self._take_along(self.hinted)
+        self.has_told = hint is not None
+        values = (*batch.values, *compared, len(self._versions), hint)
+        ((updated, same, _),) = await self._connection.fetch(text, *values)
         if not same:
             raise Interfered
         assert updated == batch.updated, "it updates what it has compared"
