@@ -151,6 +151,21 @@ async def test_no_more_start_in_a_window_than_may(
     assert ids(await claim(engine)) == waiting[4:5]
 
 
+@pytest.mark.parametrize(("back_s", "waits_s"), [(50, 110), (3_600, 0)])
+async def test_a_clock_that_was_set_back_holds_a_rate_up_for_two_windows_at_most(
+    engine: Engine, given: Given, clock: SettableClock, rate: None, back_s: int, waits_s: int
+) -> None:
+    waiting = await created(given, 4, gates=[gate(RATE)])
+    assert ids(await claim(engine)) == waiting[:3]
+    clock.set_ms(clock.now_ms() - back_s * 1_000)
+    if waits_s:
+        clock.advance(ms=waits_s * 1_000 - 1)
+        assert await claim(engine) == []
+        clock.advance(ms=1)
+    again = await given.waiting(gates=[gate(RATE)])
+    assert set(ids(await claim(engine))) >= {waiting[3], again}
+
+
 async def test_who_goes_on_after_a_pause_needs_a_slot_but_no_start(
     engine: Engine, given: Given, clock: SettableClock, rate: None
 ) -> None:

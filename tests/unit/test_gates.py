@@ -64,6 +64,8 @@ def test_a_gate_is_known_by_its_owner_and_key() -> None:
         (((1_000, 3),), 1_000 + WINDOW_MS - 1, ((1_000, 3), (7_399, 2))),
         (((1_000, 3),), 1_000 + WINDOW_MS, ((7_400, 2),)),  # Out of the window to the millisecond.
         (((1_050, 3),), 900, ((1_050, 5),)),  # The clock was set back.
+        (((7_400, 3),), 1_000, ((7_400, 5),)),
+        (((7_401, 3),), 1_000, ((1_000, 2),)),  # By more than the window.
     ],
 )
 def test_starts_are_counted_by_parts_of_the_window(

@@ -370,8 +370,13 @@ def written(window: Window) -> str:
 
 
 def trimmed(window: Window, window_ms: int, now_ms: int) -> Window:
-    """Without what is so long ago that it no longer counts."""
-    return tuple(each for each in window if each[0] > now_ms - window_ms)
+    """Without what is so long ago that it no longer counts, or so far ahead.
+
+    A clock that was set back leaves starts ahead of it. They count like others as long as they lie
+    within a window; what lies beyond would keep everything waiting until the clock is there again.
+    """
+    first_ms, last_ms = now_ms - window_ms, now_ms + window_ms
+    return tuple(each for each in window if first_ms < each[0] <= last_ms)
 
 
 def counted(window: Window) -> int:

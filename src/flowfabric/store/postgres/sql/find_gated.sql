@@ -85,7 +85,10 @@ with recursive clock as (
                         on q.quota_policy_id = g.owner_id and g.owner_kind = 'quota'
                      where p.route_id = ready.route_id
                        and (g.closed
+                            -- Later than that it was before the clock was set back.
                             or (g.opens_at_ms > (select now_ms from clock)
+                                and g.opens_at_ms
+                                        <= (select now_ms from clock) + 2 * coalesce(q.window_ms, 0)
                                 and (select true
                                        from live l
                                       where l.route_id = ready.route_id

@@ -75,7 +75,9 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
                     on q.quota_policy_id = g.owner_id and g.owner_kind = 'quota'
                  where p.route_id = step.ready_id
                    and (g.closed
+                        -- Later than that it was before the clock was set back.
                         or (g.opens_at_ms > :clock
+                            and g.opens_at_ms <= :clock + 2 * coalesce(q.window_ms, 0)
                             and not exists (
                                 select 1
                                   from live as x
