@@ -17,10 +17,11 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from flowfabric import App, Context, Frame, WorkerSettings
+from flowfabric.errors import NotFound
 
 app = App(os.environ.get("FLOWFABRIC_URL", "sqlite:///live.db"))
 
@@ -88,9 +89,13 @@ async def ask(request: Request) -> JSONResponse:
     return JSONResponse({"run": run.execution_id})
 
 
-async def words(request: Request) -> StreamingResponse:
-    """What a run says, as server-sent events."""
+async def words(request: Request) -> Response:
+    """What a run says, as server-sent events; a browser that gets 204 does not come back."""
     run = app.run(answer, request.path_params["execution_id"])
+    try:
+        await run.snapshot()
+    except NotFound:
+        return Response(status_code=204)
     after = request.headers.get("Last-Event-ID", "start")
 
     async def events() -> AsyncIterator[str]:

@@ -6,7 +6,7 @@ from flowfabric.connection import Opened
 from flowfabric.core.events import read_cursor
 from flowfabric.core.ids import Namespace
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.events import Subscription, Told
+from flowfabric.engine.events import FROM_NOW, Subscription, Told
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
 
@@ -19,7 +19,7 @@ class Feed:
 
     namespace: Namespace
 
-    async def open(self) -> Opened:
+    async def _open_unless_closed(self) -> Opened:
         raise NotImplementedError
 
     async def events(
@@ -38,7 +38,7 @@ class Feed:
         `operator`, `tag` or `budget`; `task` is one, or its name; `execution_id` is what
         `App.run` takes.
         """
-        opened = await self.open()
+        opened = await self._open_unless_closed()
         subscription = await subscribe(
             opened.engine,
             self.namespace,
@@ -63,10 +63,8 @@ async def subscribe(
     tag: tuple[str, str] | None,
 ) -> Subscription[Told]:
     """Begin to read as `Feed.events` does."""
-    if after not in (NOW, START):
-        _check_after(after)
     return await engine.subscribe_events(
-        after={NOW: "", START: "0"}.get(after, after),
+        after=position_of(after),
         namespace=namespace,
         execution_id=None
         if execution_id is None
@@ -84,12 +82,16 @@ async def next_told(opened: Opened, subscription: Subscription[Told]) -> Told | 
     return await subscription.next_if_any()
 
 
-def _check_after(after: object) -> None:
+def position_of(after: str) -> str:
+    """Where a subscription begins that the caller asks for in words, or by a cursor."""
+    if after in (NOW, START):
+        return FROM_NOW if after == NOW else "0"
     try:
         read_cursor(after)
     except InvalidInput:
-        problem = f"must be {NOW!r}, {START!r}, or the cursor of an event (told.cursor)"
+        problem = f"must be {NOW!r}, {START!r}, or the cursor of an event"
         raise InvalidInput("after", problem, after) from None
+    return after
 
 
 def _kind(task: object) -> str | None:

@@ -39,12 +39,14 @@ class Frame(Struct, frozen=True, kw_only=True):
     """Only for those watching live; it is soon forgotten."""
     superseded: bool = False
     """A later attempt has taken its place."""
+    is_summary: bool = False
+    """A change of the run's summary: `json()` is the patch."""
     take_over: TakeOver | None = None
 
     @property
     def text(self) -> str:
-        """What was said, as text. Empty for a turn, so that it may be printed all the same."""
-        return self.data.decode(errors="replace")
+        """What was said, as text. Empty for a turn or a summary: print the text of every frame."""
+        return "" if self.is_summary else self.data.decode(errors="replace")
 
     def json(self) -> object:
         """What was said, decoded; see `msgspec.json.decode` for one that fits a type."""
@@ -167,6 +169,7 @@ def _frame(frame: StreamFrame) -> Frame:
         encoding=frame.encoding,
         step=frame.step_key,
         live=frame.mode is ModeName.BEST_EFFORT,
+        is_summary=frame.mode is ModeName.SUMMARY,
         superseded=frame.superseded,
     )
 

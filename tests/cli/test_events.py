@@ -72,6 +72,37 @@ async def test_every_line_has_the_cursor_to_go_on_from(engine: Engine, url: str)
     assert "-" in str(told[0]["cursor"]), "more than a number: it tells a history from another"
 
 
+async def test_the_log_is_read_from_its_start_or_from_now(engine: Engine, url: str) -> None:
+    made = [await cancelled(engine) for _ in range(2)]
+    assert ids("--after", "start", url=url) == made
+    assert ids("--after", "now", url=url) == []
+    refused = run("events", "--after", "noon", url=url)
+    assert refused.status == 2
+    assert "must be 'now', 'start', or the cursor of an event" in " ".join(refused.err.split())
+
+
+async def test_a_cursor_that_the_log_does_not_know_is_told_and_followed_past(
+    engine: Engine, url: str
+) -> None:
+    made = await cancelled(engine)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "events", "--json", "--follow", "--after", "99999999-1-aaaaaaaaaaaa",
+        env=environment({"FLOWFABRIC_URL": url}),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            seen = json.loads(await process.stdout.readline())["execution_id"]
+            told = await process.stderr.readline()
+    finally:
+        process.terminate()
+        await process.wait()
+    assert seen == made
+    assert told.startswith(b"the event log does not hold")
+
+
 async def test_following_goes_on_with_what_passes_the_filter(engine: Engine, url: str) -> None:
     first = await cancelled(engine, execution_kind="mail")
     process = await asyncio.create_subprocess_exec(

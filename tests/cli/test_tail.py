@@ -117,3 +117,15 @@ async def test_an_interrupt_ends_it(engine: Engine, url: str) -> None:
 def test_what_does_not_exist_is_not_found(url: str, engine: Engine) -> None:
     ran = run("tail", "00000000-0000-4000-8000-000000000000", url=url)
     assert ran.status == 3
+
+
+async def test_a_run_that_did_not_complete_is_told_and_ends_it_with_status_1(
+    engine: Engine, url: str
+) -> None:
+    claimed = await running(engine)
+    await say(engine, claimed, "almost")
+    await engine.cancel_execution(claimed.execution_id, reason="changed my mind")
+    ran = run("tail", claimed.execution_id, url=url)
+    assert (ran.status, ran.out) == (1, "almost\n")
+    assert "is cancelled: changed my mind" in " ".join(ran.err.split())
+    assert run("tail", claimed.execution_id, "--no-follow", url=url).status == 0

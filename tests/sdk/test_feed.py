@@ -7,7 +7,7 @@ import pytest
 
 from flowfabric import App, Context, testing
 from flowfabric.engine.reads import EVERYTHING
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, Unavailable
 from tests.apps import traced_memory, working
 
 
@@ -50,10 +50,17 @@ async def test_an_app_sees_its_own_namespace_alone(store_url: str) -> None:
 
 
 async def test_a_place_in_the_log_that_is_none_is_refused_with_those_there_are() -> None:
-    problem = "after: must be 'now', 'start', or the cursor of an event (told.cursor) (got 'noon')"
+    problem = "after: must be 'now', 'start', or the cursor of an event (got 'noon')"
     async with testing.engine() as app:
         with pytest.raises(InvalidInput, match=re.escape(problem)):
             await anext(aiter(app.events(after="noon")))
+
+
+async def test_a_closed_app_tells_nothing_until_it_is_opened(waiting_app: App) -> None:
+    async with waiting_app:
+        pass
+    with pytest.raises(Unavailable, match="has been closed"):
+        await anext(aiter(waiting_app.events(after="start")))
 
 
 async def test_in_tests_events_are_read_without_waiting() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.results import Claimed
-from flowfabric.core.streams import NewFrame
+from flowfabric.core.streams import BestEffortLive, DurableSummary, Encoding, NewFrame
 from flowfabric.engine.events import Subscription
 from flowfabric.errors import HistoryChanged
 from flowfabric.server.api import ServerConfig
@@ -159,6 +159,48 @@ async def test_a_run_is_followed_to_its_end_and_from_a_cursor(
     assert [event.data["text"] for event in (first, second, third)] == ["one", "two", "three"]
     assert end.name == "end"
     assert again == ["two", "three"]
+
+
+async def test_bytes_and_summaries_are_followed_as_what_they_are(
+    live: httpx.AsyncClient, engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    patch = NewFrame(payload=b'{"a":1}', encoding=Encoding.JSON, mode=DurableSummary())
+    picture = NewFrame(payload=b"\x00\xff", encoding=Encoding.BASE64)
+    for frame in (patch, picture):
+        await engine.append_frame(claimed.handle, frame)
+    await engine.complete(claimed.handle)
+    async with live.stream("GET", f"/v1/executions/{claimed.execution_id}/stream") as answer:
+        summary, shown, _ = [event.data async for event in events_of(answer)]
+    assert (summary["text"], summary["summary"]) == ("", {"a": 1})
+    assert shown["base64"] == "AP8="
+
+
+async def test_the_summary_of_an_attempt_is_read(
+    http: httpx.AsyncClient, engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    url = f"/v1/executions/{claimed.execution_id}/attempts/0/summary"
+    assert (await http.get(url)).status_code == 404
+    patch = NewFrame(payload=b'{"a":1}', encoding=Encoding.JSON, mode=DurableSummary())
+    await engine.append_frame(claimed.handle, patch)
+    body = (await http.get(url)).json()
+    assert (body["summary"], body["version"]) == ({"a": 1}, 1)
+
+
+async def test_live_frames_are_left_out_on_request(
+    http: httpx.AsyncClient, engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    live = NewFrame(payload=b"soon gone", mode=BestEffortLive(ttl_ms=60_000))
+    await engine.append_frame(claimed.handle, live)
+    await say(engine, claimed, "kept")
+    for path in (path_of(claimed), f"{path_of(claimed)}/tail"):
+        assert texts((await http.get(path)).json()) == ["soon gone", "kept"]
+        kept = await http.get(path, params={"visibility": "exclude_best_effort"})
+        assert texts(kept.json()) == ["kept"]
+        refused = await http.get(path, params={"visibility": "bogus"})
+        assert (refused.status_code, refused.json()["field"]) == (400, "visibility")
 
 
 async def test_what_does_not_exist_has_no_stream(http: httpx.AsyncClient) -> None:

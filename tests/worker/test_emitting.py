@@ -22,7 +22,8 @@ async def tell(ctx: Context, text: str) -> None:
 
 
 async def said(run: Run[object], *, superseded: bool = False) -> list[str]:
-    return [frame.text for frame in await run.frames(superseded=superseded)]
+    """What it said; of a summary, the patch."""
+    return [frame.data.decode() for frame in await run.frames(superseded=superseded)]
 
 
 async def test_text_json_and_bytes_are_emitted_in_order(app: App) -> None:
@@ -87,7 +88,12 @@ async def test_plain_functions_speak_too(app: App) -> None:
     first, second, patch = await run.frames()
     assert (first.text, first.step) == ("from a thread", None)
     assert (second.text, second.step) == ("from a step", "write")
-    assert patch.kind == "summary"
+    assert (patch.kind, patch.is_summary, patch.json(), patch.text) == (
+        "summary",
+        True,
+        {"a": 1},
+        "",
+    )
     assert await run.summary() == {"a": 1}
 
 
@@ -113,9 +119,9 @@ async def test_a_long_text_is_sent_in_parts_and_too_much_else_is_refused(app: Ap
                 await ctx.emit(wrong)
             except RetentionLimitExceeded as error:
                 refused.append(type(error).__name__)
-        for text in ("\ud800", float("nan")):
+        for text, live in (("\ud800", None), (float("nan"), None), ("x", "2d")):
             try:
-                await ctx.emit(text)
+                await ctx.emit(text, live=live)
             except InvalidInput as error:
                 refused.append(type(error).__name__)
         summary: Callable[..., Awaitable[None]] = ctx.summary
@@ -128,7 +134,7 @@ async def test_a_long_text_is_sent_in_parts_and_too_much_else_is_refused(app: Ap
     async with working(app):
         run = await app.submit(speak)
         refused = await run.result(timeout="20s")
-    assert refused == ["RetentionLimitExceeded"] * 2 + ["InvalidInput"] * 3
+    assert refused == ["RetentionLimitExceeded"] * 2 + ["InvalidInput"] * 4
     assert "".join(await said(run)) == "ü" * 100_000
 
 
@@ -280,6 +286,67 @@ async def test_a_lost_lease_says_nothing_more(app: App) -> None:
     assert await said(run, superseded=True) == ["first", "second"]
     page = await app.engine.read_stream(run.execution_id, 0)
     assert page.closed_reason is CloseReason.RECLAIMED
+
+
+async def test_a_handler_that_speaks_learns_why_it_is_to_stop(app: App) -> None:
+    begun, told = asyncio.Event(), asyncio.Queue[str | None]()
+
+    @app.task
+    async def speak(ctx: Context) -> None:
+        try:
+            while True:
+                await ctx.emit("on and on")
+                begun.set()
+                await asyncio.sleep(0)
+        finally:
+            told.put_nowait(ctx.stop_reason)
+
+    async with working(app), asyncio.timeout(20):
+        run = await app.submit(speak)
+        await begun.wait()
+        await run.cancel("changed my mind")
+        assert await told.get() == "cancelled: changed my mind"
+
+
+async def test_a_task_that_is_left_behind_does_not_keep_its_run_from_ending(app: App) -> None:
+    left: list[asyncio.Task[None]] = []
+
+    @app.task
+    async def leave(ctx: Context) -> str:
+        begun = asyncio.Event()
+
+        async def go_on() -> None:
+            while True:
+                await ctx.emit("and on")
+                begun.set()
+                await asyncio.sleep(0)
+
+        left.append(asyncio.create_task(go_on()))
+        await begun.wait()
+        return "done"
+
+    async with working(app), asyncio.timeout(20):
+        run = await app.submit(leave)
+        assert await run.result() == "done"
+        with pytest.raises(asyncio.CancelledError, match="the handler has ended"):
+            await left[0]
+
+
+async def test_a_context_says_nothing_once_its_handler_has_ended(app: App) -> None:
+    kept: list[Context] = []
+
+    @app.task
+    async def keep(ctx: Context) -> None:
+        await ctx.emit("said")
+        kept.append(ctx)
+
+    async with working(app):
+        run = await app.submit(keep)
+        await run.result("20s")
+        for say in (kept[0].emit("late"), kept[0].summary({"late": True})):
+            with pytest.raises(asyncio.CancelledError, match="the handler has ended"):
+                await say
+    assert await said(run) == ["said"]
 
 
 async def test_a_handler_that_is_far_ahead_waits(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

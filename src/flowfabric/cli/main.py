@@ -15,8 +15,9 @@ from flowfabric.cli import options, screen
 from flowfabric.cli.bench import bench
 from flowfabric.cli.budgets import budgets
 from flowfabric.cli.database import doctor, migrate_command
-from flowfabric.cli.executions import events, ls, show, tail, why
+from flowfabric.cli.executions import ls, show, why
 from flowfabric.cli.flows import flow
+from flowfabric.cli.following import events, tail
 from flowfabric.cli.limits import limits
 from flowfabric.cli.operators import accept, cancel, lanes, priority, replay, revoke, schedules
 from flowfabric.cli.options import BrokenProgram, json_option

@@ -79,7 +79,7 @@ def read_patch(patch: bytes) -> Mapping[str, object]:
     try:
         asked = _decode(patch)
     except RecursionError:
-        raise errors.InvalidInput("payload", "patch_depth_exceeded") from None
+        raise _too_deep("payload") from None
     except ValueError as error:
         raise errors.InvalidInput("payload", f"patch payload is not valid JSON: {error}") from None
     if not isinstance(asked, dict):
@@ -91,10 +91,15 @@ def check_depth(
     field: str, value: Mapping[str, object] | list[object], left: int = DEPTH_MAX
 ) -> None:
     if left < 0:
-        raise errors.InvalidInput(field, f"patch_depth_exceeded: at most {DEPTH_MAX}")
+        raise _too_deep(field)
     for child in value.values() if isinstance(value, Mapping) else value:
         if isinstance(child, Mapping | list):
             check_depth(field, child, left - 1)
+
+
+def _too_deep(field: str) -> errors.InvalidInput:
+    problem = f"patch_depth_exceeded: objects and lists may be nested {DEPTH_MAX} deep"
+    return errors.InvalidInput(field, problem)
 
 
 def _decode(data: bytes) -> object:
@@ -121,6 +126,7 @@ def _encode(document: object) -> bytes:
 
 
 FRAME_BYTES_MAX: Final = 65_536
+LIVE_TTL_MS_MAX: Final = 24 * 60 * 60 * 1_000
 FRAMES_KEPT: Final = 10_000
 """Newest frames a stream keeps, unless its appends say otherwise."""
 FRAMES_KEPT_MAX: Final = 1_000_000

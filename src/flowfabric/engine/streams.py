@@ -23,6 +23,7 @@ from flowfabric.core.streams import (
     FRAME_BYTES_MAX,
     FRAMES_KEPT,
     FRAMES_KEPT_MAX,
+    LIVE_TTL_MS_MAX,
     SEQ_MAX,
     Append,
     Appended,
@@ -55,7 +56,6 @@ from flowfabric.engine.unit import (
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
 from flowfabric.store.base import Key, Transaction, UniqueViolation
 
-LIVE_TTL_MS_MAX = 24 * 60 * 60 * 1_000
 FRAMES_PER_SWEEP = 20_000
 """Frames one sweep deletes in one transaction."""
 TRIES_MAX = 3

@@ -12,13 +12,15 @@ import msgspec
 from litestar import Router
 from litestar.params import FromPath, FromQuery, HeaderParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
+from msgspec import Struct
 
 from flowfabric.core import tails
-from flowfabric.core.streams import BLOCK_MS_MAX
+from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, Visibility
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Told
 from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.feed import NOW, position_of
 from flowfabric.run import Endings
 from flowfabric.server import wire
 from flowfabric.server.access import InSession, Session
@@ -36,6 +38,15 @@ PING_S: Final = 15.0
 PING: Final = ServerSentEventMessage(data=None, comment="ping")
 RECONNECT: Final = ServerSentEventMessage(event="reconnect", data="{}", retry=RECONNECT_MS)
 """The last event of a server that stops. Browsers come back by themselves, to another one."""
+
+
+class WireSummary(Struct, frozen=True, kw_only=True):
+    summary: msgspec.Raw
+    version: int
+    """How many patches it is made of."""
+    first_applied_ms: int
+    last_updated_ms: int
+
 
 LastEventId = Annotated[str | None, HeaderParameter(name="Last-Event-ID")]
 
@@ -56,6 +67,7 @@ async def read(
     from_cursor: Annotated[str, QueryParameter(name="from")] = "start",
     to_cursor: Annotated[str, QueryParameter(name="to")] = "end",
     limit: FromQuery[int] = READ_LIMIT,
+    visibility: FromQuery[str] = Visibility.ALL,
 ) -> JsonAnswer[wire.WireFrames]:
     asked.allow(Scope.READ)
     check_limit(limit, "from/to")
@@ -65,8 +77,29 @@ async def read(
         from_cursor=from_cursor,
         to_cursor=to_cursor,
         count_limit=limit,
+        visibility=visibility,
     )
     return JsonAnswer(_shown(page))
+
+
+@get("/{id:str}/attempts/{attempt:int}/summary", summary="Read what an attempt has summed up")
+async def read_summary(
+    id: FromPath[str],  # noqa: A002
+    attempt: FromPath[int],
+    asked: InSession,
+) -> JsonAnswer[WireSummary]:
+    asked.allow(Scope.READ)
+    found = await asked.engine.read_summary(await asked.find(id), attempt)
+    if found is None:
+        raise NotFound("summary", f"{id}, attempt {attempt}")
+    return JsonAnswer(
+        WireSummary(
+            summary=msgspec.Raw(found.document),
+            version=found.version,
+            first_applied_ms=found.first_applied_ms,
+            last_updated_ms=found.last_updated_ms,
+        )
+    )
 
 
 @get("/{id:str}/attempts/{attempt:int}/stream/tail", summary="Wait for what an attempt emits")
@@ -77,6 +110,7 @@ async def tail(
     after: FromQuery[str] = "0-0",
     block_ms: FromQuery[int] = 0,
     limit: FromQuery[int] = TAIL_LIMIT,
+    visibility: FromQuery[str] = Visibility.ALL,
 ) -> JsonAnswer[wire.WireFrames]:
     asked.allow(Scope.READ)
     check_limit(limit, "after")
@@ -86,7 +120,12 @@ async def tail(
     execution_id = await asked.find(id)
     page = await asked.wait(
         asked.engine.tail_stream(
-            execution_id, attempt, after=after, block_ms=block_ms, count_limit=limit
+            execution_id,
+            attempt,
+            after=after,
+            block_ms=block_ms,
+            count_limit=limit,
+            visibility=visibility,
         )
     )
     return JsonAnswer(_shown(page))
@@ -125,13 +164,13 @@ async def events(
     kind: FromQuery[str | None] = None,
     tag: FromQuery[str | None] = None,
 ) -> ServerSentEvent:
-    """From now on, or after a cursor. It never ends by itself.
+    """From `now` on, from the `start`, or after a cursor. It never ends by itself.
 
     A cursor that the log does not know is 409, with the one to go on from as `resume_after`.
     """
     asked.allow(Scope.READ)
     subscription = await asked.engine.subscribe_events(
-        after=last_event_id or after,
+        after=position_of(last_event_id or after or NOW),
         namespace=asked.caller.namespace_for(namespace),
         category=category,
         execution_id=None if execution_id is None else await asked.find(execution_id),
@@ -190,6 +229,10 @@ def _frame(frame: Frame) -> ServerSentEventMessage:
         "at_ms": frame.at_ms,
     }
     name = "message"
+    if frame.is_summary:
+        data["summary"] = frame.json()
+    elif frame.encoding is Encoding.BASE64:
+        data["base64"] = frame.data
     if frame.take_over is not None:
         name = frame.kind
         data["kept_steps"] = dict(frame.take_over.kept_steps)
@@ -222,4 +265,6 @@ def _fields(frame: tails.StreamFrame) -> dict[str, str]:
     return {name: str(value) for name, value in fields.items() if value is not None}
 
 
-routes = Router(path="/v1/executions", tags=["streams"], route_handlers=[read, tail, follow])
+routes = Router(
+    path="/v1/executions", tags=["streams"], route_handlers=[read, read_summary, tail, follow]
+)

@@ -24,6 +24,7 @@ from flowfabric.core.steps import StepStored
 from flowfabric.core.streams import (
     APPEND_FRAMES_MAX,
     FRAME_BYTES_MAX,
+    LIVE_TTL_MS_MAX,
     Appended,
     BestEffortLive,
     Durable,
@@ -40,6 +41,7 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
+    ExecutionNotActive,
     FlowFabricError,
     InvalidInput,
     LeaseExpired,
@@ -69,7 +71,7 @@ class Reports:
     def __init__(self, engine: Engine, patience_s: float) -> None:
         """`patience_s` is how long a statement of a report may take."""
         self._engine = engine
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self.completions = GroupCommit[Completion, Completed](self._complete)
         self.failures = GroupCommit[FailureReport, FailResult](self._fail)
         self.steps = GroupCommit[StepReport, StepStored](self._record)
@@ -92,7 +94,7 @@ class Reports:
         while True:
             lease.require()
             try:
-                with statements_within(self._patience_s):
+                with statements_within(self.patience_s):
                     return await report()
             except ASK_AGAIN as error:
                 log.log(
@@ -107,35 +109,35 @@ class Reports:
     async def _complete(
         self, completions: Sequence[Completion]
     ) -> Sequence[Completed | FlowFabricError]:
-        with statements_within(self._patience_s):
+        with statements_within(self.patience_s):
             return await self._engine.complete_many(completions)
 
     async def _fail(
         self, reports: Sequence[FailureReport]
     ) -> Sequence[FailResult | FlowFabricError]:
-        with statements_within(self._patience_s):
+        with statements_within(self.patience_s):
             return await self._engine.fail_many(reports)
 
     async def _hand_back(self, handles: Sequence[Handle]) -> Sequence[HandedBack | FlowFabricError]:
-        with statements_within(self._patience_s):
+        with statements_within(self.patience_s):
             return await self._engine.hand_back_many(handles, reason="the worker stops")
 
     async def _record(
         self, reports: Sequence[StepReport]
     ) -> Sequence[StepStored | FlowFabricError]:
-        with statements_within(self._patience_s):
+        with statements_within(self.patience_s):
             return await self._engine.record_steps(reports)
 
     async def _post(
         self, requests: Sequence[BudgetRequest]
     ) -> Sequence[BudgetOutcome | FlowFabricError]:
-        with statements_within(self._patience_s):
+        with statements_within(self.patience_s):
             return await self._engine.post_to_budgets(requests)
 
     async def _append(
         self, appends: Sequence[FrameAppend]
     ) -> Sequence[tuple[Appended, ...] | FlowFabricError]:
-        with statements_within(self._patience_s):
+        with statements_within(self.patience_s):
             return await self._engine.append_frames(appends)
 
 
@@ -202,6 +204,7 @@ class Emitter:
         self._sending: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
         self._refused: Exception | None = None
+        self._closed = False
         self._spoke_ms = None if lease.handle.kind is HandleKind.RESUMED else NEVER_MS
 
     @property
@@ -225,6 +228,8 @@ class Emitter:
 
     def add(self, frames: Iterable[NewFrame]) -> None:
         """Hand frames over; call it on the worker's loop. Raises what was refused before."""
+        if self._closed or self._lease.settled:
+            raise asyncio.CancelledError("the handler has ended")
         self._tell()
         for frame in frames:
             self._waiting.append(frame)
@@ -246,6 +251,12 @@ class Emitter:
     def is_idle(self) -> bool:
         """Whether there is nothing to store, and nothing to tell."""
         return self._sending is None and self._refused is None
+
+    async def close(self) -> None:
+        """Store what there is, and nothing more: a task that the handler has left behind, and
+        that never stops to emit, would keep the attempt from its end."""
+        self._closed = True
+        await self.flush()
 
     async def flush(self) -> None:
         """Wait until everything is stored; raises what was refused."""
@@ -269,7 +280,7 @@ class Emitter:
                 await self._store(tuple(self._take()))
                 self._room.set()
         except LOST as error:
-            self._lease.lose(why_lost(error))
+            self._lease.lose(await self._why_lost(error))
             self._give_up()
         except Exception as error:
             # No fault of a frame: none of those that wait would fare better.
@@ -278,6 +289,17 @@ class Emitter:
         finally:
             self._sending = None
             self._room.set()
+
+    async def _why_lost(self, error: FlowFabricError) -> str:
+        """A closed stream does not say how its execution ended, which the handler is to know."""
+        try:
+            with statements_within(self._reports.patience_s):
+                await self._engine.renew(self._lease.handle)
+        except ExecutionNotActive as ended:
+            return why_lost(ended)
+        except FlowFabricError:
+            pass
+        return why_lost(error)
 
     async def _store(self, frames: tuple[NewFrame, ...]) -> None:
         """All of them but those that are refused, in order."""
@@ -318,7 +340,7 @@ def frames_of(
     content: object, kind: str, live: Duration | None, correlation_id: str | None
 ) -> list[NewFrame]:
     """What was emitted as frames: one, or several if it is a long text."""
-    mode = DURABLE if live is None else BestEffortLive(ttl_ms=duration_ms("live", live))
+    mode = DURABLE if live is None else BestEffortLive(ttl_ms=_live_ms(live))
     if isinstance(content, str):
         parts = [content] if len(content) <= TEXT_CHARS else _parts(content)
         return [
@@ -329,6 +351,13 @@ def frames_of(
         return [_frame(bytes(content), kind or "bytes", Encoding.BASE64, mode, correlation_id)]
     data = encode_value("what is emitted", content)
     return [_frame(data, kind or "json", Encoding.JSON, mode, correlation_id)]
+
+
+def _live_ms(live: Duration) -> int:
+    ttl_ms = duration_ms("live", live)
+    if ttl_ms > LIVE_TTL_MS_MAX:
+        raise InvalidInput("live", "must be at most a day", live)
+    return ttl_ms
 
 
 def patch_of(patch: object) -> NewFrame:

@@ -408,9 +408,10 @@ class Services:
                 await self._emitter.flush()
 
     async def settle(self) -> None:
+        """Store what the handler did not wait for, once it has ended."""
         await self._recorder.settle()
         if self._emitter is not None:
-            await self._emitter.flush()
+            await self._emitter.close()
 
     def let_go(self) -> None:
         """Drop references back to the attempt."""
