@@ -148,6 +148,33 @@ async def test_branches_added_after_all_stored_steps_run(shop: Shop) -> None:
     assert set(shop.done.values()) == {1}
 
 
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_branch_added_in_the_background_runs_after_all_stored_steps(
+    shop: Shop, first: bool
+) -> None:
+    """As one would that had been busy outside of steps until now."""
+
+    async def added(ctx: Context) -> str:
+        async def note() -> None:
+            await ctx.step("note", shop.effect, "note")
+
+        tasks: list[asyncio.Task[None]] = []
+        if first:
+            tasks.append(asyncio.create_task(note()))
+        await ctx.step("reserve", shop.effect, "reserve")
+        if not first:
+            tasks.append(asyncio.create_task(note()))
+        await ctx.step("charge", shop.effect, "charge")
+        await ctx.wait_for_signal("packed")
+        await asyncio.gather(*tasks)
+        return str(await ctx.step("ship", shop.effect, "ship"))
+
+    execution_id = await shop.in_flight()
+    assert await shop.finishes(added, execution_id) == "ship"
+    assert set(shop.done.values()) == {1}
+    assert "note" in shop.done
+
+
 async def test_a_call_given_up_by_chance_is_no_sign_of_changed_code(shop: Shop) -> None:
     """A time that is up in one run and not in another leaves open what comes next."""
     late = False

@@ -133,6 +133,30 @@ async def test_a_patch_beside_a_branch_is_off_for_runs_that_passed_it(shop: Shop
     assert shop.done == {"reserve": 1, "charge": 1, "late": 1}
 
 
+async def test_a_patch_beside_a_task_without_calls_is_off_too(shop: Shop) -> None:
+    async def code(ctx: Context, *, patched: bool) -> str:
+        over = asyncio.Event()
+        task = asyncio.create_task(over.wait())
+        await ctx.step("reserve", shop.effect, "reserve")
+        if patched and await ctx.patched("notify"):
+            await ctx.step("notify", shop.effect, "notify")
+        charged = await ctx.step("charge", shop.effect, "charge")
+        await ctx.wait_for_signal("packed")
+        over.set()
+        await task
+        return charged
+
+    async def old_code(ctx: Context) -> str:
+        return await code(ctx, patched=False)
+
+    async def new_code(ctx: Context) -> str:
+        return await code(ctx, patched=True)
+
+    execution_id = await shop.in_flight(old_code)
+    assert await shop.finishes(new_code, execution_id) == "charge"
+    assert shop.done == {"reserve": 1, "charge": 1}
+
+
 @pytest.mark.parametrize("accepted", [False, True])
 async def test_a_branch_removed_beside_others_blocks_the_run_at_the_next_new_call(
     shop: Shop, accepted: bool

@@ -401,9 +401,7 @@ class Line:
         """Whether an earlier run has come further in this line than the calls made so far."""
         self.place_all()
         started = self._branches_at(self.forks)
-        # Beside branches that make no calls, what is stored may have come in another order.
-        left = self.shelf.behind if self._quiet else self.shelf.ahead
-        return bool(self.refusal or left or (started.untouched and started.behind))
+        return bool(self.refusal or self.shelf.ahead or (started.untouched and started.behind))
 
     def count_patch(self, name: str) -> int:
         """Which use of a patch's name it is. No call: a patch leaves no trace in the order."""
