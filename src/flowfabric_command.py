@@ -1,7 +1,7 @@
 """The console script `flowfabric`.
 
-It stands outside the package, whose import takes long enough for somebody to change
-their mind: Ctrl-C ends it without a word then, as at any later time.
+It stands outside the package: importing that takes long enough for Ctrl-C to arrive
+meanwhile, which ends the command without a traceback, as at any later time.
 """
 
 import sys

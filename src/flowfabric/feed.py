@@ -33,8 +33,8 @@ class Feed:
     ) -> AsyncIterator[Told]:
         """Events of this app's namespace, in order, none missing; it never ends by itself.
 
-        From `now` on, from the `start` of the log, or after the cursor of an event: whoever
-        keeps that goes on there, in any process. `category` is `completion`, `lease`, `signal`,
+        From `now` on, from the `start` of the log, or after the cursor of an event:
+        keep it to go on there, in any process. `category` is `completion`, `lease`, `signal`,
         `operator`, `tag` or `budget`; `task` is one, or its name; `execution_id` is what
         `App.run` takes.
         """

@@ -229,7 +229,7 @@ class LimitStatus(Struct, frozen=True, kw_only=True):
     rate: str | None
     concurrency: int | None
     source: LimitSource
-    """`stored` if somebody has set it at run time, which wins over the program."""
+    """`stored` if it was set at run time, which wins over the program."""
     while_suspended: WhileSuspended
     declared_rate: str | None
     declared_concurrency: int | None

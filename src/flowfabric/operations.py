@@ -70,7 +70,7 @@ _KINDS: Final[Mapping[str, Callable[[str], object]]] = {
 
 
 def send_error(error: FlowFabricError) -> WireError:
-    """Attributes that are no plain values stay behind: they are for whoever raised it."""
+    """Attributes that are no plain values stay behind: they are for the process that raised it."""
     attributes: dict[str, object] = {
         name: value
         for name, value in vars(error).items()

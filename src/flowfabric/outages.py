@@ -201,8 +201,8 @@ class OutageWatch:
 
 # How long a statement may take, as its caller says --------------------------
 #
-# A network can swallow a statement or its answer without a word. Whoever must know in
-# time, as a worker about its leases, says how long it can wait; everybody else waits
+# A network can swallow a statement or its answer without a word. A caller that must know
+# in time, as a worker about its leases, says how long it can wait; the others wait
 # for as long as the store allows. A statement that takes longer has timed out, and its
 # connection is given up.
 

@@ -93,7 +93,7 @@ SCOPED: Final[Mapping[str, Callable[[ScannerFilter], Sweep]]] = {
     "waitpoint_expiry": lambda only: partial(Engine.expire_due_waitpoints, only=only),
     "retention": lambda only: partial(Engine.trim_retention, only=only),
 }
-"""Those that act on one execution after another, for whoever looks after some of them only."""
+"""Those that act on one execution after another, for a process that looks after some of them."""
 
 
 async def run_due(engine: Engine, *, only: ScannerFilter = EVERYBODY) -> dict[str, int]:

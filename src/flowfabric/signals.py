@@ -277,7 +277,7 @@ async def send(
 ) -> SignalResult:
     """Send to an execution: with a token, or without one as an operator.
 
-    One that is not there is named as it was `called`.
+    A missing one is named as it was `called`.
     """
     if token is not None:
         return await deliver(

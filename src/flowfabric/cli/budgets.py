@@ -57,7 +57,7 @@ AMOUNT: Final = Amount()
 EVERY: Final = click.option(
     "--reset-every",
     type=ResetInterval(),
-    help="Start anew so often, such as 1d; never, if not given.",
+    help="Start a new period this often, such as 1d; never if omitted.",
 )
 HARD: Final = click.option(
     "--hard", type=AMOUNT, multiple=True, help="What nothing passes; tokens=0 for no limit."

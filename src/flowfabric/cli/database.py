@@ -100,7 +100,7 @@ _MARKS: Final = {
 @click.command("doctor", short_help="Check the database and who works on it.")
 @target_options
 def doctor(target: Target) -> int:
-    """Check that the database can be used and that somebody does the work in it.
+    """Check that the database can be used and that its work is being done.
 
     Exits with 5 if the database cannot be used, with 1 if there is another problem.
     """
@@ -223,7 +223,7 @@ async def _audit(engine: Engine) -> AsyncIterator[Finding]:
     deadline = time.monotonic() + AUDIT_S
     found, whole = await _complaints(engine, deadline)
     if found:
-        # What changed while it was looked at is not there any more.
+        # What changed while it was looked at is gone.
         again, _ = await _complaints(engine, deadline + AUDIT_S)
         found = [each for each in found if each in again]
     seen = "everything" if whole else f"as much as was seen in {AUDIT_S:.0f} s"

@@ -182,7 +182,7 @@ async def _explained(engine: Engine, found: Sequence[ExecutionSnapshot]) -> dict
 async def _unserved(
     engine: Engine, found: Sequence[ExecutionSnapshot], now_ms: int
 ) -> dict[str, str]:
-    """What waits for a worker that is not there."""
+    """What waits for a worker that does not exist."""
     due = [each for each in found if wants_worker(each, now_ms)]
     present = (await engine.list_workers()).workers if due else ()
     required: dict[ExecutionId, tuple[str, ...]] = {}
@@ -229,7 +229,7 @@ def _print_list(found: list[ExecutionSnapshot], said: Mapping[str, str], now_ms:
 
 
 def shown_state(execution: ExecutionSnapshot) -> Text:
-    """What changed code stopped is delayed only until somebody does something about it."""
+    """What changed code stopped is delayed only until the code is mended or the change accepted."""
     if execution.blocked:
         return Text("blocked", style="bold red")
     return screen.state(execution.public_state)

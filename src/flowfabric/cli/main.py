@@ -128,7 +128,7 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return options.INTERRUPTED
     except (SystemExit, BrokenPipeError):
-        # Whoever read our output has seen enough, as `head` does. Click turns a broken
+        # The reader of our output has seen enough, as `head` does. Click turns a broken
         # pipe, and in this mode nothing else, into an exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return options.OK

@@ -352,7 +352,7 @@ def _time(option: str, text: str | None, now_ms: int) -> int | None:
                 f"{text!r} is neither a duration such as 2h nor a time such as 2026-03-29T06:00",
                 param_hint=f"--{option}",
             ) from None
-    # A time without a zone is local time, as on the clock of whoever typed it.
+    # A time without a zone is local time, as on the clock of the user who typed it.
     return max(0, round(at.astimezone(UTC).timestamp() * 1_000))
 
 

@@ -40,7 +40,7 @@ from flowfabric.worker.worker import WorkerSettings
 # They know nothing of each other: the database hands each of them its own work. The process
 # that starts them passes on every signal that tells it to stop. One that is killed is
 # replaced; one that ends by itself has said why, and the others would end the same way. They
-# hold the reading end of a pipe, so that they stop when whoever started them is gone, however
+# hold the reading end of a pipe, so that they stop when their parent is gone, however
 # that ended.
 
 log = open_log(__name__)
@@ -160,7 +160,7 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
     """Run until it is interrupted; a command that ends by itself waits for a change."""
     # A shell that starts a command in the background has it ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Whoever ends this process alone means the command as well.
+    # A signal to this process alone is meant for the command as well.
     signal.signal(signal.SIGTERM, _stop_reloading)
     seen = snapshot(folder)
     process = subprocess.Popen(command)

@@ -109,7 +109,7 @@ _DEFINED: Final = (
 
 
 def defined(existing: Budget, wanted: Budget) -> Budget:
-    """A budget that was only reported to, now that somebody creates it: its usage stays."""
+    """A budget that was only reported to, now that it is created: its usage stays."""
     fields = {name: getattr(wanted, name) for name in (*_DEFINED, "name", "next_reset_at_ms")}
     return structs.replace(existing, declared=True, **fields)
 

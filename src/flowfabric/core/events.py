@@ -206,7 +206,7 @@ class CursorSurroundings(Struct, frozen=True):
 
 
 class LogEnd(Struct, frozen=True, kw_only=True):
-    """Where somebody begins who wants what is committed from now on.
+    """Where a reader begins that wants what is committed from now on.
 
     Numbers are handed out before their events are committed: one that is missing may still be
     filled. So reading begins before the first of those, and what was there already is left out.
@@ -218,7 +218,7 @@ class LogEnd(Struct, frozen=True, kw_only=True):
     """The numbers between both that no event had: the first and the last of each run."""
 
     def is_news(self, event_id: int) -> bool:
-        """Whether an event was not there yet."""
+        """Whether an event is new since then."""
         if event_id > self.last_id:
             return True
         place = bisect_right(self.missing, event_id, key=lambda run: run[0])
@@ -302,7 +302,7 @@ def check_scanner_filter(only: object) -> ScannerFilter:
 
 
 class EventFilter(Struct, frozen=True, kw_only=True):
-    """Which events somebody wants; everything, unless it says otherwise."""
+    """Which events a reader wants: all of them, unless it says otherwise."""
 
     namespace: str | None = None
     category: EventCategory | None = None

@@ -541,7 +541,7 @@ def _wait_again(
 # What may have been left behind in a flow, and whether it really was --------
 #
 # Endings and what follows from them are written together, so nothing is ever left behind;
-# unless somebody mended the database by hand, or a rule here was wrong once. The audit
+# unless the database was mended by hand, or a rule here was wrong once. The audit
 # finds executions that would otherwise wait for ever.
 
 

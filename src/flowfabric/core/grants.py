@@ -537,8 +537,8 @@ def decide_reclaim(
 ) -> transitions.Decision[Granted | NotReclaimable | ReclaimCapExceeded | GrantNotFound]:
     """Turn a grant into a lease under which a lost attempt is tried again.
 
-    An execution that has lost its lease as often as it may fails, but only by the hand of
-    somebody with a grant.
+    An execution that has lost its lease as often as it may fails, but only when a grant
+    is used.
     """
     repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:

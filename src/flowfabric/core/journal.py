@@ -19,7 +19,7 @@ them is awaited, are matched together:
 
 A call that finds no stored step is new. It may run only if its line has left no step
 of the line behind: otherwise the code no longer accounts for what is stored.
-Parallel steps are no such sign, since whoever asks for them may still come. But a line that has
+Parallel steps are no such sign, since their branch may still come. But a line that has
 seen the same outcomes asks for the same: if an earlier run asked for another call in this line,
 after the same outcome, and this run waits for a new one there instead, the code has changed. That
 outcome is known (`Asked.after`) unless something else may have brought the line there: a branch
@@ -393,7 +393,7 @@ class Going(NamedTuple):
 
 
 def may_ask_yet(line: str, going: Going) -> bool:
-    """Whether somebody may still ask for what is stored of a line.
+    """Whether a branch may still ask for what is stored of a line.
 
     If not, and a call is made elsewhere that looks the same, the code has moved it there.
     """

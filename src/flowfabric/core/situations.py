@@ -416,8 +416,8 @@ def _set_aside(execution: Execution) -> Situation:
 
 # Whether an execution may be handed to a worker, and what keeps it from that
 #
-# There is one rule for every way to ready. Whoever creates, retries, delays, resumes,
-# reclaims, hands back, wakes, replays or promotes an execution says what its own reason to
+# There is one rule for every way to ready. An operation that creates, retries, delays,
+# resumes, reclaims, hands back, wakes, replays or promotes an execution says what its own reason to
 # wait is, if any; `transitions.change` then asks here. So an execution whose join is open is
 # never ready, whichever way it came.
 #

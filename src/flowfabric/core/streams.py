@@ -60,7 +60,7 @@ def _with_nulls(value: object) -> object:
 
 
 def apply_patch(document: bytes, patch: bytes) -> bytes:
-    """A stored document after a patch that somebody sent."""
+    """A stored document after a patch."""
     asked = read_patch(patch)
     try:
         stored = _decode(document)
@@ -192,7 +192,7 @@ class DurableSummary(Struct, frozen=True, tag=True):
 
 
 class BestEffortLive(Struct, frozen=True, tag=True):
-    """For whoever watches now. How many are kept follows from how fast they come."""
+    """For those who watch now. How many are kept follows from how fast they come."""
 
     name: ClassVar[ModeName] = ModeName.BEST_EFFORT
 

@@ -1,6 +1,6 @@
 """Streams as their readers see them.
 
-A stream is closed by what ended its attempt. Whoever reads says so only after it has looked at
+A stream is closed by what ended its attempt. A reader says so only after it has looked at
 the attempt, and then reads the frames: nothing can be appended to a stream that is closed, so a
 page that says `closed` and has no more is the end.
 
@@ -205,7 +205,7 @@ class StreamFrame(Struct, frozen=True, kw_only=True):
     coded: bool = False
     """The payload is what a codec has made of it, and there is none here."""
     superseded: bool = False
-    """A later attempt has taken its place; told by whoever follows the whole execution."""
+    """A later attempt has taken its place; told by a reader that follows the whole execution."""
 
     @property
     def text(self) -> str:

@@ -262,7 +262,7 @@ def _made(
 ) -> bool:
     """Whether `key` made `token` for this waitpoint.
 
-    Apart from whoever raises: an error keeps the variables of the frames it went
+    Apart from the function that raises: an error keeps the variables of the frames it went
     through, and the right digest must not be among them.
     """
     _, _, given = token.reveal().partition(":")

@@ -3,7 +3,7 @@
 A worker is one process, known by its instance id; its worker id names the pool it belongs to.
 It registers, says that it is alive before `liveness_ttl_ms` is over, and registers again if it
 has been forgotten. Claims need none of this. It tells people who serves what, gives back the
-leases of a worker that somebody knows to be dead, and lets go of work that was kept back because
+leases of a worker that is known to be dead, and lets go of work that was kept back because
 no worker could run it.
 """
 
@@ -212,7 +212,7 @@ LaneWeights = Sequence[str] | Mapping[str, int]
 class LaneShares:
     """Smooth weighted round robin: of any few turns in a row each lane gets its share.
 
-    Turns go only to lanes that take part, and are not made up for later: a lane that had no work
+    Turns go only to lanes that take part, and none is given later instead: a lane that had no work
     for a while has no claim to more than its share when it has some.
     """
 

@@ -6,7 +6,7 @@ new are registered before that, in a transaction of their own: callers that subm
 a transaction that stays open must not delay everyone else who uses them. Only
 where writers take turns anyway are they registered inside.
 
-Most requests ask for what is not there yet: those take one statement, `create_new.sql`, which
+Most requests ask for something new: those take one statement, `create_new.sql`, which
 writes nothing where a route, a lane, a key or an id is in the way.
 
 A new key or id belongs to the transaction that inserts it first, which is known

@@ -134,7 +134,7 @@ async def declare(
     locked = await tx.lock(gates.QuotaPolicy, keys)
     for each in new.values():
         if (each.quota_policy_id,) not in locked:
-            # Somebody else took the name just now.
+            # Another process took the name just now.
             await check_name_free(tx, each)
     after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
     await save_policies(tx, {each.quota_policy_id: each for each in after}, locked)

@@ -41,7 +41,7 @@ class HintBoard:
         self._listeners: dict[str, WeakKeyDictionary[Listener, None]] = {}
         self.live = True
         """Whether hints from other processes arrive here by themselves."""
-        self.somebody_waits = asyncio.Event()
+        self.has_waiting = asyncio.Event()
         """Set while a listener waits: there is no need to look for foreign hints otherwise."""
         self._waiting = 0
         self._waited_s = 0.0
@@ -71,9 +71,9 @@ class HintBoard:
         self._waited_s, self._waiting_since_s = self.waited_s, time.monotonic()
         self._waiting += change
         if self._waiting:
-            self.somebody_waits.set()
+            self.has_waiting.set()
         else:
-            self.somebody_waits.clear()
+            self.has_waiting.clear()
 
     def forget(self, listener: "Listener") -> None:
         for topic in listener.topics:

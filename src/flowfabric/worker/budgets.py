@@ -143,7 +143,7 @@ class BudgetHold:
         traceback: TracebackType | None,
     ) -> None:
         if self._is_settled or (error is not None and not isinstance(error, Exception)):
-            # Whoever was told to stop, or is parked, holds nothing any more.
+            # An attempt that was told to stop, or is parked, holds nothing any more.
             return
         used = self._used
         if used is None:
@@ -219,7 +219,7 @@ class BlockingBudgetVerbs:
 
 
 def _ask(services: Services, verb: str, budget: object) -> DurableCall:
-    """Take the place of a call. Amounts are no part of it: what was used may be found out anew."""
+    """Take the place of a call. Amounts are no part of it: another run may have used other ones."""
     name = f"{verb} {check_name('budget', budget, bytes_max=STEP_NAME_BYTES_MAX - 20)}"
     return services.steps.ask(StepKind.USAGE, name, "")
 

@@ -161,7 +161,7 @@ def theirs(error: BaseException) -> TracebackType | None:
 
 
 def forget_ours(error: BaseException) -> None:
-    """Leave out our own frames of what it follows from: whoever logs it prints those as well."""
+    """Leave out our own frames of its causes: a log prints those as well."""
     each, count = error.__cause__ or error.__context__, 0
     while each is not None and count < CHAIN_MAX:
         each.__traceback__ = theirs(each) or each.__traceback__

@@ -1,4 +1,4 @@
-"""Liveness and readiness of a worker over HTTP, for whoever restarts it and watches deploys.
+"""Liveness and readiness of a worker over HTTP, for what restarts it and watches deploys.
 
 It is no server: two questions are answered with a status and a word, and all else is `404`.
 Nothing that callers send is kept or shown, so it may listen on every address.

@@ -293,7 +293,7 @@ class Journal:
                 await self._store_seen(call.line.gone_past(call))
 
     def _waits_for_rest(self, call: DurableCall) -> bool:
-        """Whether somebody else of the handler may be about to ask for what is left."""
+        """Whether another branch of the handler may be about to ask for what is left."""
         if self._turns.alone and call.holds_line:
             return False
         return bool(call.refusal) or self._moves.unaccounted(call.line) is not None
@@ -334,7 +334,7 @@ class Journal:
         try:
             while refusal := self._moves.refusal(call):
                 if self._giving_up:
-                    # Whoever gave up a call before will do so again, and go on then.
+                    # A branch that gave up a call before will do so again, and go on then.
                     return ""
                 if self._turns.alone or clock_s() > until_s:
                     break
@@ -362,7 +362,7 @@ class Journal:
         return stored
 
     async def store_later(self, call: DurableCall, *, result: bytes) -> None:
-        """Store a step while the handler goes on: for what every later run would find out anew."""
+        """Store a step while the handler goes on: for what every later run would find out again."""
         with self._turns.allot() as position:
             self._store_later(new_step(call, result=result, position=position))
             call.has_result = True

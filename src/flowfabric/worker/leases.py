@@ -241,7 +241,7 @@ def _tell(thread_id: int, after_s: float) -> None:
 # A renewal may hang for as long as it likes: beside it, a watch tells each handler
 # when its lease ends.
 #
-# All leases are renewed at once, without waiting for rows that somebody has locked. A
+# All leases are renewed at once, without waiting for rows that are locked. A
 # handler that asks the store for one thing after another has its row locked nearly all
 # the time, so those that were locked are then renewed each by itself, queueing for the row.
 
@@ -274,7 +274,7 @@ class Heartbeat:
         self._engine = engine
         self._held: dict[str, HeldLease] = {}
         self._queueing: dict[str, asyncio.Task[None]] = {}
-        """Renewals that wait for a row somebody has locked, by lease."""
+        """Renewals that wait for a locked row, by lease."""
         self._lock = threading.Lock()
         self._worker_loop = asyncio.get_running_loop()
         self._worker_thread = threading.get_ident()
@@ -313,7 +313,7 @@ class Heartbeat:
             self._held.pop(lease.handle.lease_id, None)
 
     def check_now(self) -> None:
-        """Look at once whether leases were taken away: somebody says so, or may have.
+        """Look at once whether leases were taken away: a hint says so, or was lost.
 
         Only looking is free of echoes: on SQLite every commit of another connection comes as
         a hint, and the heartbeat's renewals are such commits.

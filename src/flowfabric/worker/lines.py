@@ -547,7 +547,7 @@ class Line:
 
     def ended(self, task: "asyncio.Future[T]") -> None:
         """Its task has ended; what its failures meant is for its parent to say."""
-        # What it failed with is for whoever awaits it to retrieve.
+        # The task that awaits it retrieves what it failed with.
         cut_off = task.cancelled() or getattr(task, "_exception", task) is not None
         self.left()
         self.let_go()

@@ -50,12 +50,12 @@ class Rest:
         """Called when the handler has reacted, for some turns, to what it was given."""
 
     def tell(self, at_rest: Callable[[], bool]) -> None:
-        """Call this at rest, before those given earlier; whoever acts says so and is the last."""
+        """Call this at rest, before those given earlier, until one says that it acts."""
         self._told.insert(0, at_rest)
 
     @property
     def reached(self) -> bool:
-        """Whether the handler is at rest, as far as somebody has watched."""
+        """Whether the handler is at rest, as far as it was watched."""
         return self._quiet_turns >= QUIET_TURNS
 
     def moved(self) -> None:
@@ -150,7 +150,7 @@ class Parking:
             self.rest.watch()
 
     def _at_rest(self) -> bool:
-        # Whoever is busy says so when it ends.
+        # A branch that is busy says so when it ends.
         idle = self.wanted and self._busy == 0 and not self._ended
         parked = idle and self.rest.reached
         if idle and not parked:

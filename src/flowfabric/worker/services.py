@@ -202,7 +202,7 @@ class Recorder:
         except LOST as error:
             self._lease.lose(why_lost(error))
         except Exception as error:
-            # Later runs would find out anew, if only nothing is stored after it.
+            # Later runs find it out again, provided that nothing is stored after it.
             self._refused = error
             keys = ", ".join(step.step_key for step in steps)
             log.warning("not stored: %s: %s", keys, error, extra=self._lease.log_fields)
@@ -548,14 +548,14 @@ class Verbs(HandlerContext):
 
     _services: Services
     _waits: bool = False
-    """Whether somebody waits in a thread for what the verbs return: `ctx.blocking` does."""
+    """Whether a thread waits for what the verbs return: `ctx.blocking` does."""
 
 
 def on_loop(
     verb: Callable[Concatenate[V, P], Coroutine[object, object, T]],
 ) -> Callable[Concatenate[V, P], Coroutine[object, object, T]]:
-    """Refuse a verb at once where nobody can await it, in a plain function, say; and see to it
-    that somebody does."""
+    """Refuse a verb at once where it cannot be awaited, as in a plain function; and see to it
+    that it is."""
 
     @wraps(verb)
     def checked(self: V, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, T]:

@@ -175,7 +175,7 @@ _WORDS: Final = {
     " the number of processes",
     "57P01": "the server is being stopped, or an administrator ended the connection",
     "57P03": "the server is starting or stopping",
-    _LOCK_TIMEOUT: "somebody else keeps locked what this needs, a fence or another transaction that"
+    _LOCK_TIMEOUT: "another transaction keeps locked what this needs, perhaps a fence, and"
     " is still open; try again once it has ended",
     _READ_ONLY: "the server only reads: it is a standby, or a failover made it one",
 }

@@ -149,7 +149,7 @@ class HintExchange:
     async def _receive(self) -> None:
         pause_s = RECONNECT_FIRST_S
         while True:
-            await self._board.somebody_waits.wait()
+            await self._board.has_waiting.wait()
             if (left_s := LISTEN_AFTER_S - self._board.waited_s) > 0:
                 await asyncio.sleep(left_s)
                 continue

@@ -307,7 +307,7 @@ def _seen(records: tuple[type[Struct], ...], first: int) -> str:
             f"(select count(*) from (select * from unnest({', '.join(places)}::bigint[])"
             f" as k({key}, version) order by {key}) as k cross join lateral"
             f" (select 1 from {SCHEMA}.{table.name} as r"
-            # Whoever holds a row is about to change it: waiting for that would be in vain.
+            # The holder of a row is about to change it: waiting for that would be in vain.
             f" where {same} and r.xmin::text::bigint = k.version for update skip locked) as t)"
         )
         first += len(places)

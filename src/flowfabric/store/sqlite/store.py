@@ -333,7 +333,7 @@ class SqliteStore:
         )
 
     def _connect_watched(self) -> tuple[sqlite3.Connection, int]:
-        """Whoever listens once we are open hears of everything that is committed from here on."""
+        """Listeners hear of everything that is committed once we are open."""
         connection = self._connect_writer()
         try:
             return connection, data_version(connection)

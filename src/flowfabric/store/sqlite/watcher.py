@@ -131,7 +131,7 @@ async def watch(board: HintBoard, writer: Writer, path: str, *, seen: int) -> No
     pause_s, gap_s = LOOK_FIRST_S, 0.0
     with FileChanges(f"{path}-wal") as changes:
         while True:
-            await board.somebody_waits.wait()
+            await board.has_waiting.wait()
             version = await _version(writer, seen)
             if version != seen:
                 seen = version
