@@ -1,5 +1,7 @@
 """Work that kills its workers is not handed out without end; what gets on is."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from flowfabric import Engine
@@ -9,6 +11,7 @@ from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
 from flowfabric.testing import SettableClock
 from tests.conformance.given import WORKER, Given
+from tests.conformance.observed import call
 
 TTL_MS = 1_000
 
@@ -106,6 +109,79 @@ async def test_what_is_handed_back_or_taken_away_is_no_death(
         await engine.revoke_lease(execution_id, reason="it hangs")
 
     assert await claim(engine) is not None
+
+
+HOUR_MS = 3_600_000
+
+
+async def register(engine: Engine, **fields: object) -> None:
+    asked: dict[str, object] = {"lane_ids": ["default"], "liveness_ttl_ms": HOUR_MS, **WORKER}
+    await call(engine, "register_worker", **asked, **fields)
+
+
+async def heard_of(engine: Engine, clock: SettableClock) -> None:
+    await engine.heartbeat_worker(WORKER["worker_instance_id"])
+
+
+async def registered_again(engine: Engine, clock: SettableClock) -> None:
+    """By the same process, after everybody had forgotten it."""
+    await engine.mark_worker_dead(WORKER["worker_instance_id"], revoke_leases=False)
+    await register(engine, uptime_ms=clock.now_ms() - BEGAN_MS)
+
+
+async def restarted(engine: Engine, clock: SettableClock) -> None:
+    """The next process has the same name."""
+    await register(engine)
+
+
+async def in_silence(engine: Engine, clock: SettableClock) -> None:
+    """It is registered, and was not heard of since."""
+
+
+BEGAN_MS = SettableClock().now_ms()
+
+
+@pytest.mark.parametrize(
+    ("afterwards", "lives"),
+    [(heard_of, True), (registered_again, True), (restarted, False), (in_silence, False)],
+)
+async def test_a_worker_that_is_heard_of_later_did_not_die(
+    engine: Engine,
+    given: Given,
+    clock: SettableClock,
+    afterwards: Callable[[Engine, SettableClock], Awaitable[None]],
+    *,
+    lives: bool,
+) -> None:
+    execution_id = await given.waiting()
+    await register(engine)
+    for _ in range(3):
+        assert await claim(engine) is not None
+        clock.advance(ms=10)
+        await afterwards(engine, clock)
+        await lose(engine, clock)
+    expected = PublicState.ACTIVE if lives else PublicState.FAILED
+    assert await engine.read_execution_state(execution_id) is expected
+
+
+async def test_a_worker_that_lives_on_does_not_hide_those_that_died(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting()
+    await register(engine)
+    for survives in (True, False, False, False):
+        assert await engine.read_execution_state(execution_id) is not PublicState.FAILED
+        if survives:
+            assert await claim(engine) is not None
+        else:
+            claimed = await engine.claim(
+                worker_id="other", worker_instance_id=f"other-{clock.now_ms()}", lease_ttl_ms=TTL_MS
+            )
+            assert claimed is not None
+            clock.advance(ms=10)
+            await heard_of(engine, clock)
+        await lose(engine, clock)
+    assert await engine.read_execution_state(execution_id) is PublicState.FAILED
 
 
 async def test_a_replay_counts_anew(engine: Engine, given: Given, clock: SettableClock) -> None:

@@ -23,6 +23,7 @@ from flowfabric.core.workers import (
     decide_heartbeat,
     decide_register,
     entry,
+    outlived,
     serves,
 )
 from flowfabric.errors import InvalidInput
@@ -170,3 +171,19 @@ def test_a_lane_that_takes_no_part_gets_no_turn_and_none_later_for_that() -> Non
 def test_weights_that_make_no_sense_are_refused(lanes: LaneWeights, problem: str) -> None:
     with pytest.raises(InvalidInput, match=problem):
         LaneShares(lanes)
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "heard_ms", "lives"),
+    [
+        (10, 31, True),
+        (10, 30, False),  # Not since the lease was over.
+        (20, 31, True),
+        (21, 31, False),  # Another process with the same name.
+    ],
+)
+def test_a_process_outlives_a_lease_if_it_is_heard_of_afterwards(
+    since_ms: int, heard_ms: int, *, lives: bool
+) -> None:
+    worker = structs.replace(registered(), running_since_ms=since_ms, last_heartbeat_ms=heard_ms)
+    assert outlived(worker, 20, 30) is lives

@@ -53,6 +53,8 @@ class Fence(Struct, frozen=True, kw_only=True):
 
 
 OPERATOR_OVERRIDE = "operator_override"
+LEASE_EXPIRED = "lease_expired"
+"""Why an attempt ended whose lease ran out."""
 
 
 def check_ttl(lease_ttl_ms: object, field: str = "lease_ttl_ms") -> int:
@@ -255,7 +257,8 @@ def note_expired(
 ) -> transitions.Changes:
     """Write down that the lease expired; the lease's identity stays on the row for audit."""
     execution = subject.execution
-    deaths = 0 if subject.stepped else execution.worker_deaths
+    signs = subject.signs
+    deaths = 0 if signs.stepped else max(0, execution.worker_deaths - signs.survivors)
     if execution.ownership_state in LOST_LEASE:
         return transitions.Changes()
     event = lease_event(execution, LeaseEventType.EXPIRED, now_ms)
@@ -265,7 +268,7 @@ def note_expired(
         **into(Situation.EXPIRED_LEASE, "lease expired, awaiting reclaim"),
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
-        worker_deaths=deaths + died,
+        worker_deaths=deaths + (died and not signs.holder_lives),
     )
     return _capped(
         subject,
@@ -360,9 +363,10 @@ def reclaims(execution: Execution) -> int:
 def _too_often(lost: Execution) -> str | None:
     """Why an execution that has lost its lease is not handed out again.
 
-    A lease that runs out is how the death of a worker shows; one that was given back, or taken
-    away by an operator, is none. Once a step is stored, or the execution waits, the count
-    starts again: an execution that makes progress is not what kills its workers.
+    A lease that runs out is how the death of a worker shows, unless the worker is heard of later;
+    one that was given back, or taken away by an operator, is none. Once a step is stored, or the
+    execution waits, the count starts again: an execution that makes progress is not what kills
+    its workers.
     """
     policy = parse_policy(lost.policy)
     if reclaims(lost) >= reclaim_limit(policy):
@@ -447,7 +451,8 @@ def _reclaim(
 ) -> transitions.Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
-    reason = before.ownership_state.removesuffix("_reclaimable")
+    expired = before.ownership_state is OwnershipState.LEASE_EXPIRED_RECLAIMABLE
+    reason = LEASE_EXPIRED if expired else before.ownership_state.value
     ended = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,

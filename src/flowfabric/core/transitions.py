@@ -10,7 +10,7 @@ so the two can never disagree.
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
@@ -157,12 +157,26 @@ def final_lease(execution: Execution) -> dict[str, Field]:
     }
 
 
+class SignsOfLife(Struct, frozen=True, kw_only=True):
+    """What has been seen since workers that had an execution seemed to die."""
+
+    stepped: bool = False
+    """It has stored a step in its current attempt."""
+    survivors: int = 0
+    """How many of the workers that counted as dead have been heard of since."""
+    holder_lives: bool = False
+    """Whether the one that has it has been heard of since the end of its lease."""
+
+
+NO_SIGNS: Final = SignsOfLife()
+
+
 class Subject(Struct, frozen=True, kw_only=True):
     execution: Execution
     attempt: Attempt | None
     """The row of `current_attempt_index`; none before the first claim."""
-    stepped: bool = False
-    """Whether a step was stored in it; asked only where its worker has died before."""
+    signs: SignsOfLife = NO_SIGNS
+    """Asked only where its worker has died before."""
     grant: StoredGrant | None = None
     suspension: Suspension | None = None
     """The open one."""

@@ -42,6 +42,8 @@ class RegisteredWorker(Record, frozen=True, kw_only=True):
     kinds: str | None
     capabilities: str
     registered_at_ms: int
+    running_since_ms: int
+    """When its process began, as far as it is known; a new one may have the same instance id."""
     last_heartbeat_ms: int
     liveness_ttl_ms: int
     expires_at_ms: int
@@ -124,6 +126,7 @@ class Offer(Struct, frozen=True, kw_only=True):
     kinds: tuple[str, ...] | None
     capabilities: tuple[str, ...]
     liveness_ttl_ms: int
+    uptime_ms: int = 0
 
 
 def check_liveness(liveness_ttl_ms: object) -> int:
@@ -133,6 +136,11 @@ def check_liveness(liveness_ttl_ms: object) -> int:
 
 def check_dead_reason(reason: object) -> str:
     return reason if reason == "" else check_name("reason", reason)
+
+
+def outlived(worker: RegisteredWorker, began_ms: int, ended_ms: int) -> bool:
+    """Whether the process that had a lease from `began_ms` on was heard of after it was over."""
+    return worker.running_since_ms <= began_ms and worker.last_heartbeat_ms > ended_ms
 
 
 def is_live(worker: RegisteredWorker, now_ms: int) -> bool:
@@ -158,6 +166,7 @@ def decide_register(
         kinds=None if offer.kinds is None else _names(offer.kinds),
         capabilities=_names(offer.capabilities),
         registered_at_ms=before.registered_at_ms if before is not None and known else now_ms,
+        running_since_ms=now_ms - offer.uptime_ms,
         last_heartbeat_ms=now_ms,
         liveness_ttl_ms=offer.liveness_ttl_ms,
         expires_at_ms=now_ms + offer.liveness_ttl_ms,

@@ -39,6 +39,7 @@ from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, OwnershipState, TerminalOutcome
 from flowfabric.core.transitions import (
     NO_CHANGES,
+    NO_SIGNS,
     Changes,
     Decision,
     Refusal,
@@ -46,6 +47,7 @@ from flowfabric.core.transitions import (
     advance,
     combine,
 )
+from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.gates import gated_routes
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
@@ -60,26 +62,6 @@ from flowfabric.store.base import (
     Unlocked,
     UnlockedBody,
 )
-
-# Whether an execution got on in its current attempt -------------------------
-
-
-async def stepped_in_attempt(
-    tx: Transaction, executions: Sequence[Execution]
-) -> set[ids.ExecutionId]:
-    """Those that have stored a step in their current attempt."""
-    if not executions:
-        return set()
-    return set(
-        await tx.select_as(
-            ids.ExecutionId,
-            "stepped_attempts",
-            partition_keys=[each.partition_key for each in executions],
-            execution_ids=[ids.uuid_of(each.execution_id) for each in executions],
-            attempt_indexes=[each.current_attempt_index for each in executions],
-        )
-    )
-
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -482,9 +464,7 @@ async def lock_subjects(
     """Lock executions with their current attempts; ids without a row are omitted."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
     attempts = await _lock_attempts(tx, executions.values())
-    stepped = await stepped_in_attempt(
-        tx, [each for each in executions.values() if each.worker_deaths]
-    )
+    signs = await signs_of_life(tx, executions.values())
     granted = [key for key, each in executions.items() if each.granted_until_ms is not None]
     grants = await tx.get(StoredGrant, granted)
     opened = await lock_open(tx, executions.values())
@@ -492,7 +472,7 @@ async def lock_subjects(
         execution.execution_id: Subject(
             execution=execution,
             attempt=attempts.get(execution.execution_id) or first_attempt(execution),
-            stepped=execution.execution_id in stepped,
+            signs=signs.get(execution.execution_id, NO_SIGNS),
             grant=grants.get(key),
             suspension=opened.suspensions.get(execution.execution_id),
             waitpoints=opened.waitpoints.get(execution.execution_id, ()),

@@ -98,11 +98,13 @@ class Workers(unit.Group):
         capabilities: Sequence[str] = (),
         kinds: Sequence[str] | None = None,
         namespace: str | None = None,
+        uptime_ms: int = 0,
     ) -> workers.Registered | workers.Refreshed:
         """Say that a worker is there and what it serves; it stays so for `liveness_ttl_ms`.
 
         Without a `namespace` it serves every one, without `kinds` every kind. Weights of lanes
-        are its own business.
+        are its own business. A process that registers again says by `uptime_ms` for how long it
+        has been running: leases that ran out meanwhile are no sign of its death.
         """
         query = check_query(lane_ids, kinds, capabilities, namespace)
         offer = workers.Offer(
@@ -112,6 +114,7 @@ class Workers(unit.Group):
             kinds=query.kinds,
             capabilities=query.capabilities,
             liveness_ttl_ms=workers.check_liveness(liveness_ttl_ms),
+            uptime_ms=check_int("uptime_ms", uptime_ms, 0, bounds.TIME_MS_MAX),
         )
         event_id = unit.new_uuid()
 

@@ -172,6 +172,7 @@ async def announce(
 ) -> None:
     """Keep the worker registered until cancelled, then say that it has gone."""
     registered = False
+    began_s = time.monotonic()
     try:
         while True:
             try:
@@ -190,6 +191,7 @@ async def announce(
                             capabilities=settings.capabilities,
                             kinds=list(tasks),
                             namespace=namespace,
+                            uptime_ms=int((time.monotonic() - began_s) * 1_000),
                         )
                         registered = True
             except FlowFabricError as error:

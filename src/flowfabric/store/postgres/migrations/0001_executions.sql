@@ -474,6 +474,7 @@ create table worker (
     kinds               text,
     capabilities        text not null,
     registered_at_ms    bigint not null,
+    running_since_ms    bigint not null,
     last_heartbeat_ms   bigint not null,
     liveness_ttl_ms     bigint not null,
     expires_at_ms       bigint not null,

@@ -13,4 +13,4 @@ update worker
    and worker_instance_id = :worker_instance_id
    and expires_at_ms > clock.now_ms
 returning namespace, worker_instance_id, worker_id, lanes, kinds, capabilities,
-          registered_at_ms, last_heartbeat_ms, liveness_ttl_ms, expires_at_ms;
+          registered_at_ms, running_since_ms, last_heartbeat_ms, liveness_ttl_ms, expires_at_ms;

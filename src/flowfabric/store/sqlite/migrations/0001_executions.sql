@@ -395,6 +395,7 @@ create table worker (
     kinds               text,
     capabilities        text not null,
     registered_at_ms    integer not null,
+    running_since_ms    integer not null,
     last_heartbeat_ms   integer not null,
     liveness_ttl_ms     integer not null,
     expires_at_ms       integer not null,
