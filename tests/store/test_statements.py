@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flowfabric.store.base import Store
-from flowfabric.store.statements import named, numbered, ordered
+from flowfabric.store.statements import named, numbered, ordered, shared
 
 TEXT = """
 -- a comment with :not_this
@@ -39,6 +39,17 @@ def test_parameters_stay_named_and_a_file_may_hold_several_statements(folder: Pa
     first, second = named("steps", folder)
     assert (first.text, first.parameters) == ("delete from a where x = :x", ("x",))
     assert (second.text, second.parameters) == ("select :y", ("y",))
+
+
+def test_a_statement_that_runs_for_each_row_takes_its_values_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.sql").write_text(
+        "delete from a\n-- next, for each row\ninsert into a values (:position, :names, :clock)"
+        "\n-- next\nselect :other\n"
+    )
+    _, each, last = named("rows", tmp_path)
+    assert (each.text, each.each) == ("insert into a values (?1, ?2, ?3)", True)
+    assert each.parameters == ("position", "names", "clock")
+    assert (last.each, shared("rows", tmp_path)) == (False, frozenset({"other"}))
 
 
 @pytest.mark.parametrize("given", [{"first": 1}, {"first": 1, "second": 2, "third": 3}, {}])

@@ -289,7 +289,8 @@ class Store(Protocol):
         Once it has committed, those who wait for `topics` are woken.
         It returns numbers, texts and bytes; uuids are cast to text in the file.
         A file for SQLite may hold several statements, separated by lines `-- next`;
-        the rows are those of the last one.
+        the rows are those of the last one. One after `-- next, for each row` runs for each
+        row of the lists it names.
         """
         ...
 

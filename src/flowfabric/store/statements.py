@@ -18,6 +18,8 @@ from flowfabric.store.base import Parameter
 
 CLOCK: Final = "clock"
 """The parameter a store fills in by itself: the injected time, or null to ask the database."""
+POSITION: Final = "position"
+"""In a statement that runs for each row: which one, from 0."""
 
 WITHIN: Final = """   and (cast(:namespace as text) is null
         or :namespace = (
@@ -34,7 +36,7 @@ WITHIN: Final = """   and (cast(:namespace as text) is null
 
 _WITHIN: Final = re.compile(r"^-- within (\w+)$", re.MULTILINE)
 _SHARED: Final = Path(__file__).parent / "sql"
-_NEXT: Final = re.compile(r"^-- next\s*$", re.MULTILINE)
+_NEXT: Final = re.compile(r"^-- next(, for each row)?\s*$", re.MULTILINE)
 _LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
 _TOKEN: Final = re.compile(
     r"""
@@ -57,11 +59,13 @@ class Statement(NamedTuple):
     """In the order of their first use, which is their number on Postgres."""
     locks: bool
     """Whether the rows it returns are locked."""
+    each: bool = False
+    """Whether it runs for each row of the lists it is given; its parameters are numbered then."""
 
     def check(self, given: Collection[str]) -> None:
         """Refuse missing and unknown parameters; the clock may be left to the store."""
         wanted = set(self.parameters)
-        missing = wanted - set(given) - {CLOCK}
+        missing = wanted - set(given) - {CLOCK, POSITION}
         extra = set(given) - wanted
         if missing or extra:
             raise TypeError(
@@ -86,21 +90,30 @@ def _within(place: re.Match[str]) -> str:
 @lru_cache(maxsize=1024)
 def numbered(name: str, folder: Path) -> Statement:
     """A statement with its parameters as `$1`, `$2`, …"""
-    names: list[str] = []
-
-    def place(parameter: str) -> str:
-        if parameter not in names:
-            names.append(parameter)
-        return f"${names.index(parameter) + 1}"
-
-    text = _rewrite(load(name, folder), place)
-    return Statement(name, text, tuple(names), bool(_LOCKING.search(text.lower())))
+    return _numbered(name, load(name, folder), "$")
 
 
 @lru_cache(maxsize=1024)
 def named(name: str, folder: Path) -> tuple[Statement, ...]:
-    """The statements of a file, which a line `-- next` separates, as they are written."""
-    return tuple(_named(name, text) for text in _NEXT.split(load(name, folder)))
+    """The statements of a file, which a line `-- next` separates, as they are written.
+
+    One after `-- next, for each row` takes one value at a time of the lists it names.
+    """
+    first, *others = _NEXT.split(load(name, folder))
+    return (
+        _named(name, first),
+        *(
+            _numbered(name, text, "?", each=True) if each else _named(name, text)
+            for each, text in zip(others[::2], others[1::2], strict=True)
+        ),
+    )
+
+
+@lru_cache(maxsize=1024)
+def shared(name: str, folder: Path) -> frozenset[str]:
+    """What those statements of a file take that do not run for each row."""
+    plain = (each for each in named(name, folder) if not each.each)
+    return frozenset(parameter for each in plain for parameter in each.parameters)
 
 
 @lru_cache(maxsize=1024)
@@ -119,6 +132,18 @@ def ordered(
         clock() if name == CLOCK and name not in given else given[name]
         for name in statement.parameters
     ]
+
+
+def _numbered(name: str, text: str, sign: str, *, each: bool = False) -> Statement:
+    names: list[str] = []
+
+    def place(parameter: str) -> str:
+        if parameter not in names:
+            names.append(parameter)
+        return f"{sign}{names.index(parameter) + 1}"
+
+    text = _rewrite(text, place)
+    return Statement(name, text, tuple(names), bool(_LOCKING.search(text.lower())), each)
 
 
 def _named(name: str, text: str) -> Statement:

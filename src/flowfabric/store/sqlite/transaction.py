@@ -5,8 +5,9 @@ writer's transaction holds the only write lock there is, so locking is reading.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
 
@@ -20,7 +21,7 @@ from flowfabric.errors import Corruption
 from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.sqlite.connection import MachineClock, in_trouble
-from flowfabric.store.statements import CLOCK, named, taking
+from flowfabric.store.statements import CLOCK, POSITION, Statement, named, shared, taking
 
 # Statements that follow from a record type, for one row at a time -----------
 
@@ -128,7 +129,12 @@ class SqliteReader:
         *others, last = named(name, STATEMENTS)
         bindings = self._bind(name, parameters)
         for statement in others:
-            self._connection.execute(statement.text, bindings)
+            if statement.each:
+                self._connection.executemany(
+                    statement.text, _by_row(statement, {**parameters, **bindings})
+                )
+            else:
+                self._connection.execute(statement.text, bindings)
         cursor = self._connection.execute(last.text, bindings)
         return [column[0] for column in cursor.description or ()], cursor.fetchall()
 
@@ -137,7 +143,8 @@ class SqliteReader:
         if ROWS in wanted.parameters:
             parameters = _zipped(parameters)
         wanted.check(parameters)
-        bindings = {name: _binding(value) for name, value in parameters.items()}
+        plain = shared(name, STATEMENTS)
+        bindings = {name: _binding(value) for name, value in parameters.items() if name in plain}
         if CLOCK in wanted.parameters and bindings.get(CLOCK) is None:
             bindings[CLOCK] = self._time_ms()
         return bindings
@@ -262,6 +269,26 @@ def _binding(value: Parameter) -> Value:
 
 def _element(part: object) -> object:
     return part.hex() if isinstance(part, bytes) else part
+
+
+def _by_row(
+    statement: Statement, parameters: Mapping[str, Parameter]
+) -> Iterator[tuple[object, ...]]:
+    """The values of a statement that runs for each row of its lists.
+
+    A list that is empty where others are not says nothing of any row.
+    """
+    values = [parameters.get(name) for name in statement.parameters]
+    count = max(len(each) for each in values if _is_list(each))
+    columns: list[Iterable[object]] = []
+    for name, value in zip(statement.parameters, values, strict=True):
+        if name == POSITION:
+            columns.append(range(count))
+        elif _is_list(value):
+            columns.append(value or repeat(None, count))
+        else:
+            columns.append(repeat(value, count))
+    return zip(*columns, strict=True)
 
 
 def _zipped(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

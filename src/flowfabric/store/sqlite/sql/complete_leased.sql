@@ -5,19 +5,18 @@
 -- never used twice and is cleared when the lease is released, so the rest of the fence
 -- follows from it. All others are left alone, for the caller to decide one by one.
 delete from temp.completing;
--- next
+-- next, for each row
 insert into temp.completing (
     execution_rowid, partition_key, execution_id, attempt_index, lease_epoch, position, result,
     result_encoding)
-select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, e.lease_epoch, g.key,
-       unhex(g.value ->> 'results'), g.value ->> 'result_encodings'
-  from json_each(:rows) as g
- cross join live as e
-    on e.partition_key = g.value ->> 'partition_keys'
-   and e.execution_id = g.value ->> 'execution_ids'
- where e.lifecycle_phase = 'active'
+select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, e.lease_epoch, :position,
+       :results, :result_encodings
+  from live as e
+ where e.partition_key = :partition_keys
+   and e.execution_id = :execution_ids
+   and e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
-   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_id = :lease_ids
    and e.open_waitpoint_count = 0
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
