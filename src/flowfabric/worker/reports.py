@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
-from flowfabric.batching import GroupCommit
+from flowfabric.batching import Answer, Commit, GroupCommit, Item
 from flowfabric.core.checks import check_optional_text, check_text
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.policies import Duration, duration_ms
@@ -70,14 +70,23 @@ class Reports:
 
     def __init__(self, engine: Engine, patience_s: float) -> None:
         """`patience_s` is how long a statement of a report may take."""
-        self._engine = engine
         self.patience_s = patience_s
-        self.completions = GroupCommit[Completion, Completed](self._complete)
-        self.failures = GroupCommit[FailureReport, FailResult](self._fail)
-        self.steps = GroupCommit[StepReport, StepStored](self._record)
-        self.returns = GroupCommit[Handle, HandedBack](self._hand_back)
-        self.frames = GroupCommit[FrameAppend, tuple[Appended, ...]](self._append)
-        self.usage = GroupCommit[BudgetRequest, BudgetOutcome](self._post)
+        give_back = partial(engine.hand_back_many, reason="the worker stops")
+        self.completions: GroupCommit[Completion, Completed] = self._group(engine.complete_many)
+        self.failures: GroupCommit[FailureReport, FailResult] = self._group(engine.fail_many)
+        self.steps: GroupCommit[StepReport, StepStored] = self._group(engine.record_steps)
+        self.returns: GroupCommit[Handle, HandedBack] = self._group(give_back)
+        self.frames: GroupCommit[FrameAppend, tuple[Appended, ...]] = self._group(
+            engine.append_frames
+        )
+        self.usage: GroupCommit[BudgetRequest, BudgetOutcome] = self._group(engine.post_to_budgets)
+
+    def _group(self, report: Commit[Item, Answer]) -> GroupCommit[Item, Answer]:
+        async def report_in_time(items: Sequence[Item]) -> Sequence[Answer | FlowFabricError]:
+            with statements_within(self.patience_s):
+                return await report(items)
+
+        return GroupCommit(report_in_time)
 
     async def close(self) -> None:
         await self.frames.close()
@@ -105,40 +114,6 @@ class Reports:
                 )
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, BACKOFF_MAX_S)
-
-    async def _complete(
-        self, completions: Sequence[Completion]
-    ) -> Sequence[Completed | FlowFabricError]:
-        with statements_within(self.patience_s):
-            return await self._engine.complete_many(completions)
-
-    async def _fail(
-        self, reports: Sequence[FailureReport]
-    ) -> Sequence[FailResult | FlowFabricError]:
-        with statements_within(self.patience_s):
-            return await self._engine.fail_many(reports)
-
-    async def _hand_back(self, handles: Sequence[Handle]) -> Sequence[HandedBack | FlowFabricError]:
-        with statements_within(self.patience_s):
-            return await self._engine.hand_back_many(handles, reason="the worker stops")
-
-    async def _record(
-        self, reports: Sequence[StepReport]
-    ) -> Sequence[StepStored | FlowFabricError]:
-        with statements_within(self.patience_s):
-            return await self._engine.record_steps(reports)
-
-    async def _post(
-        self, requests: Sequence[BudgetRequest]
-    ) -> Sequence[BudgetOutcome | FlowFabricError]:
-        with statements_within(self.patience_s):
-            return await self._engine.post_to_budgets(requests)
-
-    async def _append(
-        self, appends: Sequence[FrameAppend]
-    ) -> Sequence[tuple[Appended, ...] | FlowFabricError]:
-        with statements_within(self.patience_s):
-            return await self._engine.append_frames(appends)
 
 
 # What handlers say while they run, on its way to the store ------------------
