@@ -5,7 +5,7 @@ A scheduler asks what a worker should run next (`claim_for_worker`), or picks an
 execution is kept for it meanwhile.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from msgspec import Struct, structs
@@ -41,7 +41,6 @@ T = TypeVar("T")
 GRANT_TTL_MS = 5_000
 AnyGrant = results.ClaimGrant | results.ResumeGrant | results.ReclaimGrant
 Decide = Callable[[Subject, grants.Where, Timing], Decision[T]]
-Within = Callable[[Transaction, ExecutionId, Decide[T]], Awaitable[T | errors.FlowFabricError]]
 
 
 class ResumeToken(Struct, frozen=True, kw_only=True):
@@ -276,7 +275,7 @@ class Grants(unit.Group):
             asked = structs.replace(claim, lane=place.lane)
             return grants.decide_claim_granted(subject, asked, timing.now_ms)
 
-        granted = await self._settle(execution_id, decide)
+        granted = await self._decide(execution_id, decide)
         return await self._work.claimed(granted, lease_ttl_ms)
 
     async def claim_resumed_execution(
@@ -308,7 +307,7 @@ class Grants(unit.Group):
                 "remaining_attempt_timeout_ms", remaining_attempt_timeout_ms, 0, DURATION_MAX_MS
             ),
         )
-        granted = await self._settle(execution_id, _resume(claim))
+        granted = await self._decide(execution_id, _resume(claim))
         return await self._work.claimed(granted, lease_ttl_ms)
 
     async def claim_from_resume_grant(self, token: ResumeToken) -> results.Claimed | None:
@@ -331,7 +330,7 @@ class Grants(unit.Group):
             made = resume(subject, place, timing)
             return Decision(answer=made.answer, changes=made.changes)
 
-        granted = await self._settle(grant.execution_id, decide)
+        granted = await self._decide(grant.execution_id, decide)
         return None if granted is None else await self._work.claimed(granted, ttl_ms)
 
     async def reclaim_execution(
@@ -377,7 +376,7 @@ class Grants(unit.Group):
             asked = structs.replace(claim, lane=place.lane)
             return grants.decide_reclaim(subject, asked, timing)
 
-        outcome = await self._settle(execution_id, decide)
+        outcome = await self._decide(execution_id, decide)
         if not isinstance(outcome, Granted):
             return outcome
         return await self._work.claimed(outcome, lease_ttl_ms)
@@ -405,7 +404,7 @@ class Grants(unit.Group):
                 subject, ids, ttl_ms, lane=place.lane, force=force, now_ms=timing.now_ms
             )
 
-        return await self._work.claimed(await self._settle(execution_id, decide), ttl_ms)
+        return await self._work.claimed(await self._decide(execution_id, decide), ttl_ms)
 
     def _check_claim(
         self,
@@ -495,17 +494,14 @@ class Grants(unit.Group):
 
     # Deciding
 
-    async def _alone(self, execution_id: str, decide: Decide[T], within: Within[T]) -> T:
+    async def _issue(self, execution_id: str, decide: Decide[T]) -> T:
         """Decide in a transaction of its own; a refusal is raised once what it noted is saved."""
         asked = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> T | errors.FlowFabricError:
-            return await within(tx, asked, decide)
+            return await self._issue_in(tx, asked, decide)
 
         return unit.answered(await self.store.transact(body))
-
-    async def _issue(self, execution_id: str, decide: Decide[T]) -> T:
-        return await self._alone(execution_id, decide, self._issue_in)
 
     async def _issue_in(
         self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]
@@ -521,17 +517,12 @@ class Grants(unit.Group):
         unit.hint_about(tx, made.changes, now_ms)
         return made.outcome
 
-    async def _settle(self, execution_id: str, decide: Decide[T]) -> T:
-        return await self._alone(execution_id, decide, self._settle_in)
-
-    async def _settle_in(
-        self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]
-    ) -> T | errors.FlowFabricError:
+    async def _decide(self, execution_id: str, decide: Decide[T]) -> T:
         """Decide about one execution with its grant, its lane and what its route requires."""
-        subject, place = await self._about(tx, execution_id)
-        now_ms = await tx.now_ms()
-        timing = self.shell.timing(now_ms)
-        return await unit.decide_and_save(tx, lambda: decide(subject, place, timing), now_ms)
+        asked = self.shell.check_execution_id(execution_id)
+        return await self.shell.decide_loaded(
+            lambda tx: self._about(tx, asked), lambda found, timing: decide(*found, timing)
+        )
 
     async def _about(
         self, tx: Transaction, execution_id: ExecutionId

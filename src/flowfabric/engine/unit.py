@@ -272,7 +272,11 @@ class Shell(KnowsRoutes):
         async def body(tx: Transaction) -> T | FlowFabricError:
             loaded = await lock(tx)
             timing = self.timing(await tx.now_ms())
-            return await decide_and_save(tx, lambda: decide(loaded, timing), timing.now_ms)
+            made = decided(lambda: decide(loaded, timing))
+            if made.changes is not NO_CHANGES:
+                await tx.save(made.changes)
+                hint_about(tx, made.changes, timing.now_ms)
+            return made.outcome
 
         return body
 
@@ -423,20 +427,6 @@ def decided(decide: Callable[[], Decision[T]]) -> Decided[T]:
     except FlowFabricError as error:
         return Decided(error)
     return Decided(decision.answer, decision.changes)
-
-
-async def decide_and_save(
-    tx: Transaction, decide: Callable[[], Decision[T]], now_ms: int
-) -> T | FlowFabricError:
-    """Decide about rows loaded before, save, and wake what waits.
-
-    A refusal is returned, not raised: what it leaves to write must be committed.
-    """
-    made = decided(decide)
-    if made.changes is not NO_CHANGES:
-        await tx.save(made.changes)
-        hint_about(tx, made.changes, now_ms)
-    return made.outcome
 
 
 def answered(outcome: T | FlowFabricError) -> T:
