@@ -217,7 +217,10 @@ class OperationTimeout(FlowFabricError, code="timeout", http_status=504):
 
 
 class HistoryChanged(FlowFabricError, http_status=409):
-    """The event log has lost what a cursor has seen. Read on from `resume_after`."""
+    """The event log has lost what a cursor has seen, or what came after that.
+
+    Read on from `resume_after`.
+    """
 
     def __init__(self, detail: str, resume_after: str) -> None:
         super().__init__(detail)

@@ -300,6 +300,26 @@ async def test_a_cursor_on_an_event_that_retention_deleted_reads_on(
     assert len((await engine.read_events(after=cursor)).events) == 3
 
 
+async def test_whoever_has_not_come_to_what_retention_deleted_is_told(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await given.completed()
+    first = await engine.read_events(limit=1)
+    clock.advance(ms=8 * 24 * 60 * 60 * 1_000)
+    await engine.trim_events()
+    await given.completed()
+
+    for read in (
+        engine.read_events(after=first.cursor),
+        anext(await engine.subscribe_events(after=first.cursor)),
+    ):
+        with pytest.raises(HistoryChanged, match="deleted for their age") as told:
+            await read
+    kept = await engine.read_events(after=told.value.resume_after)
+    assert len(kept.events) == 3
+    assert (await engine.read_events(after=kept.cursor)).events == ()
+
+
 @pytest.mark.parametrize("made_up", ["", "x", "1-2", "-1", "1-2-3", "9" * 30, None, 1.5, True, -1])
 async def test_a_made_up_cursor_is_refused(engine: Engine, made_up: object) -> None:
     read: Callable[..., Awaitable[object]] = engine.read_events

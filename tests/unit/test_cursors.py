@@ -8,6 +8,7 @@ from flowfabric.core.events import (
     Cursor,
     CursorSurroundings,
     cursor_at,
+    has_missed,
     history_changed,
     is_of_this_history,
     read_cursor,
@@ -39,6 +40,23 @@ def test_a_cursor_is_of_the_history_that_holds_its_event(
     cursor: Cursor, around: CursorSurroundings, same: bool
 ) -> None:
     assert is_of_this_history(cursor, around) is same
+
+
+@pytest.mark.parametrize(
+    ("cursor", "gone_through", "missed"),
+    [
+        pytest.param(SEEN, 0, False, id="nothing was deleted"),
+        pytest.param(SEEN, 49, False, id="what it has seen was deleted"),
+        pytest.param(SEEN, 50, False, id="all it has seen was deleted, and nothing else"),
+        pytest.param(SEEN, 51, True, id="more than it has seen was deleted"),
+        pytest.param(Cursor(50), 51, True, id="a number"),
+        pytest.param(Cursor(0), 51, False, id="the start of what there is"),
+    ],
+)
+def test_a_cursor_has_missed_what_was_deleted_after_it(
+    cursor: Cursor, gone_through: int, missed: bool
+) -> None:
+    assert has_missed(cursor, CursorSurroundings(60, 90, None, gone_through)) is missed
 
 
 @given(integers(0, 2**62), integers(0, 10**14), from_regex(r"[0-9a-f]{12}", fullmatch=True))

@@ -203,6 +203,8 @@ class CursorSurroundings(Struct, frozen=True):
     first_id: int | None
     last_id: int | None
     found: Cursor | None
+    gone_through: int = 0
+    """The newest event that was deleted for its age."""
 
 
 class LogEnd(Struct, frozen=True, kw_only=True):
@@ -248,7 +250,7 @@ def read_cursor(given: object) -> Cursor:
 
 
 def is_of_this_history(cursor: Cursor, around: CursorSurroundings) -> bool:
-    """Whether the log may have been read up to here. What retention deleted is not missed."""
+    """Whether the log may have been read up to here. That retention deleted it says nothing."""
     if cursor.event_id == 0 or around.last_id is None or around.first_id is None:
         return True
     if around.found is not None:
@@ -256,6 +258,19 @@ def is_of_this_history(cursor: Cursor, around: CursorSurroundings) -> bool:
     if cursor.mark is None:
         return cursor.event_id <= around.last_id
     return cursor.event_id < around.first_id
+
+
+def has_missed(cursor: Cursor, around: CursorSurroundings) -> bool:
+    """Whether retention has deleted events that come after a cursor."""
+    return 0 < cursor.event_id < around.gone_through
+
+
+def history_gone(cursor: Cursor) -> HistoryChanged:
+    return HistoryChanged(
+        f"events that came after cursor {write_cursor(cursor)} were deleted for their age, see"
+        f" keep_events. Read on with after={START!r}: that is what the log still holds",
+        START,
+    )
 
 
 def history_changed(cursor: Cursor, resume_after: Cursor | None) -> HistoryChanged:

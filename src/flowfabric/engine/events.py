@@ -34,7 +34,9 @@ from flowfabric.core.events import (
     check_filter,
     completion_of,
     cursor_at,
+    has_missed,
     history_changed,
+    history_gone,
     instance_tag_of,
     is_of_this_history,
     lease_history_of,
@@ -206,12 +208,14 @@ class Subscriptions(unit.Group):
         return (await self._around(end_id)).found or Cursor(end_id)
 
     async def check_history(self, cursor: Cursor) -> None:
-        """Raise unless the log has what the cursor has seen."""
+        """Raise unless the log has what the cursor has seen, and what comes after it."""
         if not cursor.event_id:
             return
-        if is_of_this_history(cursor, await self._around(cursor.event_id)):
-            return
-        raise history_changed(cursor, await self._resume_from(cursor))
+        around = await self._around(cursor.event_id)
+        if not is_of_this_history(cursor, around):
+            raise history_changed(cursor, await self._resume_from(cursor))
+        if has_missed(cursor, around):
+            raise history_gone(cursor)
 
     async def _around(self, event_id: int) -> CursorSurroundings:
         async def body(reader: Reader) -> CursorSurroundings:
@@ -220,6 +224,7 @@ class Subscriptions(unit.Group):
                 first_id=_number(row["first_id"]),
                 last_id=_number(row["last_id"]),
                 found=_cursor(row),
+                gone_through=_number(row["gone_through"]) or 0,
             )
 
         return await self.store.read(body)

@@ -11,7 +11,9 @@ create table deployment (
     num_budget_partitions  integer not null check (num_budget_partitions > 0),
     num_quota_partitions   integer not null check (num_quota_partitions > 0),
     handle_key             bytea not null check (length(handle_key) = 32),
-    created_at_ms          bigint not null
+    created_at_ms          bigint not null,
+    -- The number of the newest event that was deleted for its age.
+    events_gone_through    bigint not null default 0
 );
 
 insert into deployment (

@@ -1,4 +1,4 @@
--- Delete the oldest events, as far as all of them are as old as `before_ms`.
+-- Delete the oldest events, as far as all of them are as old as `before_ms`, and note how far.
 with oldest as (
     select ctid as row_version, occurred_at_ms
       from event
@@ -9,6 +9,11 @@ with oldest as (
     delete from event
      where ctid = any(array(
         select row_version from oldest where occurred_at_ms <= :before_ms::bigint))
-    returning cardinality(execution_id) as number
+    returning event_id, cardinality(execution_id) as number
+), noted as (
+    update deployment as d
+       set events_gone_through = greatest(d.events_gone_through, g.through)
+      from (select max(event_id + number - 1) as through from gone) as g
+     where g.through is not null
 )
 select coalesce(sum(number), 0)::bigint as trimmed from gone;

@@ -15,7 +15,9 @@ create table deployment (
     num_budget_partitions  integer not null check (num_budget_partitions > 0),
     num_quota_partitions   integer not null check (num_quota_partitions > 0),
     handle_key             blob not null check (length(handle_key) = 32),
-    created_at_ms          integer not null
+    created_at_ms          integer not null,
+    -- The number of the newest event that was deleted for its age.
+    events_gone_through    integer not null default 0
 ) strict;
 
 insert into deployment (
