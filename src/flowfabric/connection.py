@@ -57,7 +57,7 @@ async def _reach(url: str, token: str | None) -> Engine:
         from flowfabric.remote import RemoteEngine
     except ModuleNotFoundError as error:
         raise Unavailable("http", f"needs {error.name}: pip install flowfabric[remote]") from error
-    return await RemoteEngine.reach(url, token or os.environ.get(TOKEN_VARIABLE))
+    return await RemoteEngine.reach(url, token or os.environ.get(TOKEN_VARIABLE) or None)
 
 
 async def migrate(url: str) -> tuple[str, ...]:

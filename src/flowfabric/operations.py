@@ -189,7 +189,7 @@ class RemoteOperation:
                 self._fields.append((parameter.name, wired(hint)))
             else:
                 self._add_optional(parameter.name, hint)
-        self.may_be_none = type(None) in get_args(hints["return"]) or hints["return"] is type(None)
+        self.may_be_none = type(None) in get_args(hints["return"])
         self._arguments = self._struct()
         self._decoder = msgspec.json.Decoder(self._arguments, dec_hook=_from_wire)
         result = wired(hints["return"])

@@ -115,6 +115,14 @@ def needs_database(what: str) -> Unavailable:
 # Asking -----------------------------------------------------------------------
 
 
+def check_bearer(token: str) -> str:
+    """A token without the blanks around it, as files have them. What is wrong is not repeated."""
+    bare = token.strip()
+    if not bare or not bare.isascii() or not bare.isprintable() or " " in bare:
+        raise InvalidInput("token", "must be what `flowfabric tokens create` has shown")
+    return bare
+
+
 class HttpConnection:
     """The way to one server, on one event loop."""
 
@@ -123,7 +131,7 @@ class HttpConnection:
         self.server_version = __version__
         headers = {"User-Agent": f"flowfabric/{__version__}", "Content-Type": "application/json"}
         if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
+            headers["Authorization"] = f"Bearer {check_bearer(token)}"
         self._client = httpx.AsyncClient(
             base_url=url,
             headers=headers,

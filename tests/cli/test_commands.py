@@ -52,6 +52,9 @@ def test_a_server_without_a_database_or_a_port_says_so_and_fails(tmp_path: Path)
         refused = run("serve", "--port", str(port), url=url)
     assert refused.status == 5
     assert f"Error: serve: cannot listen at 127.0.0.1:{port}; the log says why" in refused.err
+    other = run("serve", "--port", "0", url="http://127.0.0.1:1")
+    assert other.status == 2
+    assert "--url: must be the database" in other.err
 
 
 def test_without_a_database_it_says_how_to_name_one() -> None:

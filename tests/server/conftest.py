@@ -12,6 +12,7 @@ from litestar import Litestar
 
 from flowfabric import Engine, connect
 from flowfabric.server.api import ServerConfig, create_app
+from flowfabric.server.serve import Impatient
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 
@@ -60,7 +61,7 @@ async def http(engine: Engine, server_config: ServerConfig) -> AsyncIterator[htt
 
     living = asyncio.create_task(live())
     await started.wait()
-    async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
     stop.set()
     await living
@@ -81,7 +82,9 @@ async def live(engine: Engine, server_config: ServerConfig) -> AsyncIterator[htt
 async def serving(engine: Engine, server_config: ServerConfig) -> AsyncIterator[str]:
     """A server on an engine, and where it is."""
     _ENGINES.append(engine)
-    settings = uvicorn.Config(app_of(server_config), port=0, log_config=None, lifespan="on")
+    settings = uvicorn.Config(
+        app_of(server_config), port=0, log_config=None, lifespan="on", http=Impatient
+    )
     server = uvicorn.Server(settings)
     running = asyncio.create_task(server.serve())
     while not server.started:

@@ -392,7 +392,7 @@ added
     POST /v1/flows/$flow/members {"flow_id": "$flow", "execution_id": "$part2", "now": 1}
     201 {"Added": {"execution_id": "$part2", "new_node_count": 2}}
 execution of another partition
-    POST /v1/flows/$flow/members {"flow_id": "$flow", "execution_id": "$waiting", "now": 1}
+    POST /v1/flows/$flow/members {"flow_id": "$flow", "execution_id": "$outside", "now": 1}
     400
 unknown flow
     POST /v1/flows/$nobody/members {"flow_id": "$nobody", "execution_id": "$part2", "now": 1}

@@ -6,6 +6,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.server.access import FAILURES_MAX, Tally
 from flowfabric.server.api import ServerConfig
+from flowfabric.server.serve import Listening
 from flowfabric.testing import SettableClock
 from tests.conformance.given import Given
 
@@ -225,6 +226,65 @@ async def test_guessing_tokens_is_throttled_and_keeps_nobody_else_out(
     assert int(guesses[-1].headers["retry-after"]) > 0
     assert guesses[-1].json()["code"] == "rate_limit_exceeded"
     assert (guessed.status_code, others.status_code) == (429 if id_is_known else 200, 200)
+
+
+@pytest.mark.parametrize("server_config", [ServerConfig(anybody="without_tokens")], ids=["local"])
+@pytest.mark.parametrize("way", ["revoked", "expired"])
+async def test_the_end_of_the_last_token_opens_nothing(
+    http: httpx.AsyncClient, engine: Engine, clock: SettableClock, way: str
+) -> None:
+    last = await engine.create_token("last", scopes=["admin"], expires_in_ms=1_000)
+    if way == "revoked":
+        await engine.revoke_token(last.stored.token_id)
+    else:
+        clock.advance(ms=1_000)
+
+    answer = await http.post("/v1/tokens", json={"name": "mine", "scopes": ["admin"]})
+
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "insecure", "anybody"),
+    [
+        ("127.0.0.1", False, "without_tokens"),
+        ("localhost", False, "without_tokens"),
+        ("::1", False, "without_tokens"),
+        ("0.0.0.0", False, "never"),
+        ("example.org", False, "never"),
+        ("0.0.0.0", True, "always"),
+    ],
+)
+def test_only_who_is_on_the_machine_needs_no_token(host: str, insecure: bool, anybody: str) -> None:
+    assert Listening(host=host).takes(insecure) == anybody
+
+
+PAGES = ServerConfig(anybody="without_tokens", cors_origins=("https://friend.example",))
+
+
+@pytest.mark.parametrize("server_config", [PAGES], ids=["local"])
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Origin": "https://evil.example"}, "origin_denied"),
+        ({"Origin": "null"}, "origin_denied"),
+        ({"Host": "evil.example"}, "host_denied"),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, "host_denied"),
+        ({"Origin": "https://friend.example"}, None),
+        ({"Host": "localhost:9090", "Origin": "http://localhost:9090"}, None),
+        ({"Host": "[::1]:9090"}, None),
+        ({"Host": "127.0.0.1"}, None),
+    ],
+)
+async def test_pages_of_other_origins_cannot_use_that_a_server_has_no_tokens(
+    http: httpx.AsyncClient, given: Given, headers: dict[str, str], code: str | None
+) -> None:
+    cancelled = await given.cancelled()
+
+    answer = await http.post(f"/v1/executions/{cancelled}/replay", headers=headers)
+
+    assert answer.json().get("code") == code
+    assert answer.status_code == (200 if code is None else 403)
 
 
 async def test_an_expired_token_lets_nobody_in(

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import httpx
@@ -18,6 +18,8 @@ from tests.server import golden
 from tests.server.test_access import token
 from tests.server.test_streams import texts
 
+Declared = Mapping[str, Mapping[str, object]]
+Described = Mapping[str, Mapping[str, Mapping[str, Declared]]]
 STATES: Final = {
     *("lifecycle_phase", "ownership_state", "eligibility_state", "blocking_reason"),
     *("terminal_outcome", "attempt_state", "public_state"),
@@ -97,6 +99,9 @@ class Cast:
             case "part":
                 new_id = self._engine.new_member_id(FLOW_ID)
                 return await self._given.waiting(execution_id=new_id)
+            case "outside":
+                inside = ids.partition_of(self._engine.new_member_id(FLOW_ID))
+                return await self._given.waiting(partition_id=(inside + 1) % 256)
             case "member":
                 await self._meet("flow")
                 part = await self._meet(f"part{name[6:]}")
@@ -166,6 +171,18 @@ def differences(answer: httpx.Response, expected: str) -> Iterator[str]:
             yield f"{problem} tells nothing"
 
 
+def undeclared(answer: httpx.Response, described: Mapping[str, Described]) -> Iterator[str]:
+    """What the server's description of itself does not say of an answer."""
+    path, method = answer.request.url.path, answer.request.method.lower()
+    for template, requests in described.items():
+        if re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(template)), path):
+            declared = requests[method]["responses"].get(str(answer.status_code))
+            kind = answer.headers.get("content-type", "").partition(";")[0]
+            if declared is None or kind not in declared.get("content", {"": None}):
+                yield f"{answer.status_code} {kind} is not declared: {declared}"
+            return
+
+
 def unlike(found: object, expected: object, where: str = "$") -> Iterator[str]:
     """Where a value is not as it should be."""
     match found, expected:
@@ -198,12 +215,14 @@ async def test_requests_are_answered_as_the_reference_does(
     http: httpx.AsyncClient, engine: Engine, given: Given, route: str
 ) -> None:
     cast = Cast(engine, given)
+    described = (await http.get("/docs/openapi.json")).json()["paths"]
     wrong: list[str] = []
 
     for case in STORIES[route]:
         request, expected = await cast.fill(case.request), await cast.fill(case.answer)
         answer = await ask(http, request)
         wrong += [f"{case.name}: {each}" for each in differences(answer, expected)]
+        wrong += [f"{case.name}: {each}" for each in undeclared(answer, described)]
 
     assert wrong == []
 

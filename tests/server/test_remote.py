@@ -23,6 +23,7 @@ from flowfabric.remote import HttpConnection
 from flowfabric.run import Endings
 from flowfabric.server.api import ServerConfig
 from tests.apps import PATIENCE_S, reached, working
+from tests.conformance.given import UNKNOWN_ID
 from tests.proxy import CHUNK_BYTES, Proxy
 from tests.server.conftest import serving
 from tests.server.test_streams import events_of
@@ -253,6 +254,31 @@ async def test_tokens_decide_what_an_app_may(url: str, database: Engine) -> None
             await elsewhere.run(elsewhere.tasks["double"], run.execution_id).state()
     with pytest.raises(errors.Transport, match="Authorization"):
         await nobody.open()
+
+
+@pytest.mark.parametrize("token", [" ", "ff_secret\nff_other", "ff_sécret", "ff_ secret"])
+async def test_what_cannot_be_a_token_is_refused_and_not_repeated(url: str, token: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=r"^token: must be what") as refused:
+        await connect(url, token=token)
+
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_token_from_a_file_may_end_with_its_line(url: str, database: Engine) -> None:
+    made = await database.create_token("file", scopes=["read"])
+
+    async with await connect(url, token=f"{made.token}\n") as engine:
+        assert (await engine.list_flows()).flows == ()
+
+
+async def test_tags_of_what_is_not_there_are_refused_to_confined_tokens(
+    url: str, database: Engine
+) -> None:
+    made = await database.create_token("t", scopes=["admin"], namespace="shop")
+
+    async with await connect(url, token=made.token) as engine:
+        with pytest.raises(errors.NotFound):
+            await engine.set_execution_tag(UNKNOWN_ID, "k.k", "v")
 
 
 async def test_a_worker_needs_the_scope_for_work_alone(url: str, database: Engine) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, Literal
+from typing import Final
 
 import click
 from rich.table import Table
@@ -16,8 +16,9 @@ from flowfabric.cli.worker import configure, log_level_option
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import Unavailable
+from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.reconcilers import Supervisor
+from flowfabric.store.urls import HTTP
 
 MISSING: Final = (
     "the HTTP server needs more packages; install them with: pip install 'flowfabric[server]'"
@@ -105,12 +106,13 @@ def serve(
         from flowfabric.server.api import ServerConfig
     except ImportError as error:
         raise Unavailable("serve", f"{MISSING} ({error.name} is missing)") from None
+    if target.database().startswith(HTTP):
+        raise InvalidInput("--url", "must be the database: a server does not serve another")
     configure(log_level, as_json=target.json or None)
     listening = serving.Listening(
         host=host, port=port, drain_s=drain_s, reconciles=reconciles, trusted_proxies=proxies
     )
-    anybody: Literal["always", "without_tokens"] = "always" if insecure else "without_tokens"
-    config = ServerConfig(cors_origins=origins, anybody=anybody, **limits)
+    config = ServerConfig(cors_origins=origins, anybody=listening.takes(insecure), **limits)
 
     async def run() -> bool:
         async with await target.open() as engine:

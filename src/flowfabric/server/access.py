@@ -5,12 +5,14 @@ A caller that is confined to a namespace does not learn that anything else exist
 elsewhere is "not found".
 """
 
+import ipaddress
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from litestar.di import NamedDependency
 from msgspec import Struct
@@ -45,13 +47,14 @@ class Caller(Struct, frozen=True, kw_only=True):
     name: str
     scopes: frozenset[Scope]
     namespace: Namespace | None = None
+    token_id: str | None = None
 
     def check(self, scope: Scope) -> None:
         if scope not in self.scopes:
             raise refuse(
                 403,
                 "scope_missing",
-                f"the token lacks the scope {scope!r}; ask for one that has it",
+                f"the token lacks the scope {scope}; ask for one that has it",
             )
 
     def namespace_for(self, asked: str | None) -> str | None:
@@ -80,7 +83,7 @@ class Session:
 
     async def wait(self, work: Coroutine[object, object, T]) -> T:
         """What `work` comes to, as long as the server serves and the caller may ask."""
-        return await self.waiting.run(work, self.check)
+        return await self.waiting.run(work, self.check, self.caller.token_id)
 
     def allow(self, scope: Scope) -> None:
         """Go on only if the caller may do this."""
@@ -140,10 +143,16 @@ class Access:
     """Checks what callers present."""
 
     def __init__(
-        self, engine: Engine, *, anybody: Anybody, requests_max: int = REQUESTS_MAX
+        self,
+        engine: Engine,
+        *,
+        anybody: Anybody,
+        requests_max: int = REQUESTS_MAX,
+        origins: Sequence[str] = (),
     ) -> None:
         self._engine = engine
         self._anybody = anybody
+        self._origins = frozenset(origins)
         self._open_until_s = 0.0
         self._checked: OrderedDict[str, tuple[float, ApiToken]] = OrderedDict()
         self._failures = Tally(FAILURES_MAX)
@@ -167,7 +176,12 @@ class Access:
             self._failures.count(address, now_s)
             raise unauthorized()
         self._count(token.token_id, now_s)
-        return Caller(name=token.name, scopes=token.allowed(), namespace=token.namespace)
+        return Caller(
+            name=token.name,
+            scopes=token.allowed(),
+            namespace=token.namespace,
+            token_id=token.token_id,
+        )
 
     async def check(self, authorization: str | None) -> None:
         """Raise unless what was presented is still good."""
@@ -179,6 +193,21 @@ class Access:
             known = await self._token(presented, now_s) is not None
         if not known:
             raise unauthorized()
+
+    def check_page(self, host: str, origin: str | None) -> None:
+        """Raise if somebody without a token may be a web page of another origin.
+
+        Pages cannot send a token they do not have. Without any, they could have a browser on
+        this machine ask for them, and read the answers by giving it a name of their own.
+        """
+        if origin is not None and not self._origins & {origin, "*"}:
+            _, _, asks = origin.partition("://")
+            if asks != host:
+                told = f"web pages of {origin} may not ask; see --cors-origin"
+                raise refuse(403, "origin_denied", told, field="Origin")
+        if host and self._anybody == "without_tokens" and not is_local(host):
+            told = f"without tokens it answers for this machine alone, not for {host}; make one"
+            raise refuse(403, "host_denied", told, field="Host")
 
     async def _takes_anybody(self, now_s: float) -> bool:
         if self._anybody != "without_tokens":
@@ -201,6 +230,17 @@ class Access:
             while len(self._checked) > CACHED_MAX:
                 self._checked.popitem(last=False)
         return token
+
+
+def is_local(host: str) -> bool:
+    """Whether a name, or an address, with or without a port, is of this machine alone."""
+    name = urlsplit(f"//{host}").hostname or ""
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def _presented(authorization: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """The application: routes, and what every request passes on its way to them."""
 
+import asyncio
 import logging
 import time
 import uuid
@@ -14,7 +15,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.middleware import ASGIMiddleware
 from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import ScalarRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
 from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
 from msgspec import Struct
 
@@ -22,7 +23,7 @@ from flowfabric.core.checks import visible
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import FlowFabricError, Unavailable
+from flowfabric.errors import FlowFabricError, InvalidInput, Unavailable
 from flowfabric.run import Endings
 from flowfabric.server import (
     admin,
@@ -44,6 +45,7 @@ from flowfabric.server.access import (
 )
 from flowfabric.server.confinement import ConfinedEngine, Namespaces
 from flowfabric.server.draining import Waiting
+from flowfabric.server.page import DocumentOfRoutes, PageOfRoutes
 from flowfabric.server.problems import (
     AnyRequest,
     JsonRequest,
@@ -54,6 +56,7 @@ from flowfabric.server.problems import (
     on_engine_error,
     on_http_error,
     on_refusal,
+    refuse,
 )
 from flowfabric.server.routing import get
 from flowfabric.submission import Submissions
@@ -63,6 +66,8 @@ access_log = logging.getLogger("flowfabric.access")
 
 BODY_LIMIT: Final = 65_536
 """What a request may carry, unless its route says otherwise."""
+BODY_S: Final = 20.0
+"""How long its body may take to arrive."""
 OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 """They answer anybody, and tell nothing but that."""
 HEADERS: Final = (
@@ -144,13 +149,21 @@ class Bodies(ASGIMiddleware):
             raise _too_large(scope, limit)
         if "data" in scope["route_handler"].parsed_fn_signature.parameters:
             check_is_json(headers.get(b"content-type", b"").decode("latin-1"))
-        taken = 0
+        taken, complete, until_s = 0, False, asyncio.get_running_loop().time() + BODY_S
 
         async def receiving() -> ReceiveMessage:
-            nonlocal taken
-            message = await receive()
+            nonlocal taken, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until_s):
+                    message = await receive()
+            except TimeoutError:
+                told = f"the body did not come within {BODY_S:.0f} s"
+                raise refuse(408, "request_timeout", told) from None
             if message["type"] == "http.request":
                 taken += len(message["body"])
+                complete = not message["more_body"]
                 if taken > limit:
                     raise _too_large(scope, limit)
             return message
@@ -175,6 +188,7 @@ class Health(Struct):
 @get(
     ["/healthz", "/readyz"],
     opt={"open": True},
+    security=[{}],
     tags=["health"],
     summary="Whether requests can be served",
 )
@@ -185,7 +199,7 @@ async def ready(asked: InSession) -> Health:
     return Health(status="ok")
 
 
-@get("/livez", tags=["health"], summary="Whether the process is alive")
+@get("/livez", security=[{}], tags=["health"], summary="Whether the process is alive")
 async def alive() -> Health:
     return Health(status="ok")
 
@@ -210,7 +224,12 @@ def create_app(
     connect: Callable[[], AbstractAsyncContextManager[Engine]],
     config: ServerConfig = CLOSED,
 ) -> Litestar:
-    """The server as an ASGI application; `connect` opens its engine when it starts."""
+    """The server as an ASGI application; `connect` opens its engine when it starts.
+
+    Mounted in another application, its `lifespan()` has to be entered by that of the other.
+    """
+    if not callable(connect):
+        raise InvalidInput("connect", "must open an engine: a function without arguments", connect)
 
     @asynccontextmanager
     async def opened(app: Litestar) -> AsyncIterator[None]:
@@ -219,7 +238,10 @@ def create_app(
             app.state.engine, app.state.endings = engine, endings
             app.state.waiting = Waiting(config.waiting_max, config.streams_max)
             app.state.access = Access(
-                engine, anybody=config.anybody, requests_max=config.requests_max
+                engine,
+                anybody=config.anybody,
+                requests_max=config.requests_max,
+                origins=config.cors_origins,
             )
             app.state.namespaces = Namespaces(engine)
             try:
@@ -258,15 +280,22 @@ def create_app(
             Exception: on_bug,
         },
         cors_config=_cors(config),
-        openapi_config=OpenAPIConfig(
-            title="FlowFabric",
-            version=__version__,
-            path="/docs",
-            render_plugins=[ScalarRenderPlugin()],
-        ),
+        openapi_config=_description(),
         request_class=JsonRequest,
         request_max_body_size=None,
         logging_config=None,
+    )
+
+
+def _description() -> OpenAPIConfig:
+    tokens = SecurityScheme(type="http", scheme="bearer")
+    return OpenAPIConfig(
+        title="FlowFabric",
+        version=__version__,
+        path="/docs",
+        render_plugins=[PageOfRoutes(), DocumentOfRoutes()],
+        components=Components(security_schemes={"token": tokens}),
+        security=[{"token": []}],
     )
 
 
@@ -283,6 +312,11 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
 async def provide_session(request: AnyRequest) -> Session:
     """Find out who asks, and refuse those who may not."""
     state = request.app.state
+    if "access" not in state:
+        # Frameworks do not start what is mounted in them.
+        raise Unavailable(
+            "server", "it was not started; enter `server.lifespan()` of what you mount"
+        )
     assert isinstance(state.access, Access)
     assert isinstance(state.engine, Engine)
     assert isinstance(state.endings, Endings)
@@ -293,6 +327,8 @@ async def provide_session(request: AnyRequest) -> Session:
     if not request.route_handler.opt.get("open"):
         address = request.client.host if request.client else "unknown"
         caller = await access.caller(presented, address)
+        if caller is ANYBODY:
+            access.check_page(request.headers.get("host", ""), request.headers.get("origin"))
     engine = state.engine
     if caller.namespace is not None:
         engine = ConfinedEngine(engine, caller.namespace, state.namespaces)

@@ -3,6 +3,7 @@ when whoever waits may not any more."""
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -17,15 +18,42 @@ CHECK_S: Final = 2.0
 """How often those who wait are checked."""
 
 
+class Places:
+    """So many at once, of whom one token has half at most."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._taken: Counter[str | None] = Counter()
+
+    def __len__(self) -> int:
+        return self._taken.total()
+
+    def check(self, pool: str, token_id: str | None) -> None:
+        half = -(-self._limit // 2)
+        if len(self) >= self._limit:
+            raise ResourceExhausted(pool, self._limit)
+        if token_id is not None and self._taken[token_id] >= half:
+            raise ResourceExhausted(pool, half)
+
+    def take(self, pool: str, token_id: str | None) -> None:
+        self.check(pool, token_id)
+        self._taken[token_id] += 1
+
+    def leave(self, token_id: str | None) -> None:
+        self._taken[token_id] -= 1
+        if not self._taken[token_id]:
+            del self._taken[token_id]
+
+
 class Waiting:
     """Long polls and streams: how many there may be of each, until the server drains.
 
-    They are counted apart: pages that are left open must not keep others from waiting.
+    They are counted apart: pages that are left open must not keep others from waiting. Nor must
+    one token: it gets half of the places at most.
     """
 
     def __init__(self, polls_max: int, streams_max: int) -> None:
-        self._polls_max, self._streams_max = polls_max, streams_max
-        self.polls = self.streams = 0
+        self.polls, self.streams = Places(polls_max), Places(streams_max)
         self._draining = asyncio.Event()
 
     @property
@@ -35,12 +63,15 @@ class Waiting:
     def drain(self) -> None:
         self._draining.set()
 
-    async def run(self, work: Coroutine[object, object, T], check: Check) -> T:
+    async def run(
+        self, work: Coroutine[object, object, T], check: Check, token_id: str | None
+    ) -> T:
         """What `work` comes to, if that is before the server drains."""
-        if self.polls >= self._polls_max:
+        try:
+            self.polls.take("stream_ops", token_id)
+        except ResourceExhausted:
             work.close()
-            raise ResourceExhausted("stream_ops", self._polls_max)
-        self.polls += 1
+            raise
         task = asyncio.ensure_future(work)
         end = asyncio.ensure_future(self._draining.wait())
         try:
@@ -53,28 +84,40 @@ class Waiting:
                 raise Unavailable("stream_ops", "the server is stopping; ask again")
             return task.result()
         finally:
-            self.polls -= 1
+            self.polls.leave(token_id)
             task.cancel()
             end.cancel()
             await asyncio.gather(task, end, return_exceptions=True)
 
     def each(
-        self, messages: AsyncIterator[T], check: Check, *, idle_s: float, ping: T, last: T
+        self,
+        messages: AsyncIterator[T],
+        check: Check,
+        token_id: str | None,
+        *,
+        idle_s: float,
+        ping: T,
+        last: T,
     ) -> AsyncIterator[T]:
         """The messages, with a ping whenever none came for a while, and `last` on draining.
 
         So either side notices when the other has left. Refuses at once what there is no room for.
         """
-        if self.streams >= self._streams_max:
-            raise ResourceExhausted("streams", self._streams_max)
-        return self._each(messages, check, idle_s, ping, last)
+        self.streams.check("streams", token_id)
+        return self._each(messages, check, token_id, idle_s, ping, last)
 
     async def _each(
-        self, messages: AsyncIterator[T], check: Check, idle_s: float, ping: T, last: T
+        self,
+        messages: AsyncIterator[T],
+        check: Check,
+        token_id: str | None,
+        idle_s: float,
+        ping: T,
+        last: T,
     ) -> AsyncIterator[T]:
         end = asyncio.ensure_future(self._draining.wait())
         coming = asyncio.ensure_future(anext(messages, None))
-        self.streams += 1
+        self.streams.take("streams", token_id)
         checked_s = said_s = time.monotonic()
         try:
             while not end.done():
@@ -102,7 +145,7 @@ class Waiting:
             # The answer has begun: all that is left is to end it.
             return
         finally:
-            self.streams -= 1
+            self.streams.leave(token_id)
             end.cancel()
             coming.cancel()
             await asyncio.gather(coming, end, return_exceptions=True)

@@ -1,5 +1,6 @@
 """Executions over HTTP: created, read, signalled, and moved by operators."""
 
+from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 from litestar import Response, Router
@@ -14,12 +15,13 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.tokens import Scope
 from flowfabric.core.views import ExecutionDetails, ExecutionInfo, ExecutionSnapshot
 from flowfabric.engine.details import Outcome
+from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import ExecutionFilter
-from flowfabric.errors import NotFound, OperationTimeout
+from flowfabric.errors import NotFound, OperationTimeout, Validation
 from flowfabric.run import Endings
 from flowfabric.server import wire
 from flowfabric.server.access import Caller, InSession
-from flowfabric.server.problems import refuse
+from flowfabric.server.problems import Refused, problem_of, refuse
 from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, post, put
 
 LIST_LIMIT = 50
@@ -29,7 +31,7 @@ LARGE_BODY = {"body_limit": 1_048_576}
 BATCH_BODY = {"body_limit": 16 * 1_048_576}
 MEDIUM_BODY = {"body_limit": 262_144}
 NO_STORE = {"Cache-Control": "no-store"}
-UNENDED = also(202, "It has not ended.")
+UNENDED = also(202, "It has not ended.", type(None))
 T = TypeVar("T")
 
 
@@ -83,10 +85,26 @@ async def create_many(
     asked: InSession,
 ) -> list[wire.Tagged]:
     asked.allow(Scope.SUBMIT)
-    created = await asked.engine.create_executions(
-        [new_execution(each, asked.caller) for each in data.executions]
-    )
+    requests = [new_execution(each, asked.caller) for each in data.executions]
+    try:
+        created = await asked.engine.create_executions(requests)
+    except Validation as error:
+        raise _told_which(asked.engine, requests, error) from None
     return [wire.tagged(each) for each in created]
+
+
+def _told_which(engine: Engine, requests: Sequence[NewExecution], error: Validation) -> Exception:
+    """The error with the place of the request that is to blame."""
+    for number, request in enumerate(requests):
+        try:
+            engine.check_request(request)
+        except Validation as found:
+            _, problem = problem_of(found)
+            place = f"executions[{number}]"
+            problem.field = f"{place}.{problem.field}" if problem.field else place
+            problem.error = f"{place}: {problem.error}"
+            return Refused(400, problem)
+    return error
 
 
 @get("/", summary="List executions")
@@ -176,7 +194,11 @@ async def state(
     return JsonAnswer(_existing(await asked.engine.read_execution_state(await asked.find(id)), id))
 
 
-@get("/{id:str}/result", summary="The result of an execution, as it was stored")
+@get(
+    "/{id:str}/result",
+    media_type="application/octet-stream",
+    summary="The result of an execution, as it was stored",
+)
 async def result(
     id: FromPath[str],  # noqa: A002
     asked: InSession,

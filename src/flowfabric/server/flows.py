@@ -67,6 +67,8 @@ async def members(
     limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
 ) -> FlowMemberPage:
     asked.allow(Scope.READ)
+    if await asked.engine.describe_flow(id) is None:
+        raise NotFound("flow", id)
     return await asked.engine.list_flow_members(id, cursor=cursor, limit=limit)
 
 

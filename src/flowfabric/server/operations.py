@@ -7,6 +7,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 from litestar import Response
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
 from litestar.params import FromPath, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import Struct, structs
@@ -29,12 +30,14 @@ from flowfabric.server.problems import (
     AnyRequest,
     Problem,
     check_is_json,
+    headers_of,
     problem_of,
     refuse,
+    shown,
     unreadable,
 )
 from flowfabric.server.routing import get, post
-from flowfabric.server.streams import events_of
+from flowfabric.server.streams import EVENT_STREAM, events_of
 from flowfabric.store.base import HintListener
 from flowfabric.version import __version__
 
@@ -52,8 +55,18 @@ class RaisedProblem(Problem, kw_only=True, omit_defaults=True):
     raised: WireError
 
 
+class NamedOperation(Operation):
+    """How a request is described whose body depends on the operation it names."""
+
+    def __post_init__(self) -> None:
+        schema = Schema(type=OpenAPIType.OBJECT, description="Arguments by name.")
+        content = {"application/json": OpenAPIMediaType(schema=schema)}
+        self.request_body = RequestBody(content=content, required=True)
+
+
 @post(
     "/v1/operations/{name:str}",
+    operation_class=NamedOperation,
     opt={"body_limit": BODY_BYTES_MAX},
     status_code=200,
     tags=["operations"],
@@ -72,9 +85,10 @@ async def call(name: FromPath[str], request: AnyRequest, asked: InSession) -> Re
         result = await (asked.wait(performing) if name in WAITS else performing)
         return _json(200, operation.encode_result(result))
     except FlowFabricError as error:
+        error = shown(error)
         status, problem = problem_of(error)
         raised = RaisedProblem(**structs.asdict(problem), raised=send_error(error))
-        return _json(status, msgspec.json.encode(raised))
+        return _json(status, msgspec.json.encode(raised), headers_of(status, error))
 
 
 def check_scopes(caller: Caller, operation: RemoteOperation) -> None:
@@ -98,8 +112,8 @@ def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]
         raise unreadable(error) from None
 
 
-def _json(status: int, body: bytes) -> Response[bytes]:
-    return Response(body, status_code=status, media_type="application/json")
+def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Response[bytes]:
+    return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
 # What a client has to know beforehand, and when to look again -------------------
@@ -141,7 +155,12 @@ async def deployment(asked: InSession) -> DeploymentView:
     )
 
 
-@get("/v1/hints", tags=["operations"], summary="Hear when to look again, as server-sent events")
+@get(
+    "/v1/hints",
+    media_type=EVENT_STREAM,
+    tags=["operations"],
+    summary="Hear when to look again, as server-sent events",
+)
 async def hints(
     asked: InSession,
     topics: Annotated[list[str], QueryParameter(name="topic", max_items=TOPICS_MAX)],

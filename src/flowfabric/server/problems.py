@@ -51,6 +51,8 @@ class JsonRequest(AnyRequest):
             raise unreadable(error) from None
 
 
+HUNG_UP: Final = "client disconnected prematurely"
+"""What Litestar calls a server error, though nobody is there to be told of it."""
 R = TypeVar("R")
 
 
@@ -134,12 +136,31 @@ def _kind_of(error: FlowFabricError) -> str:
     return error.kind if isinstance(error, errors.Transport) else error.code
 
 
+def headers_of(status: int, error: Exception | None = None) -> dict[str, str]:
+    """When to ask again, of an answer that says so."""
+    if status not in (429, 503):
+        return {}
+    after_s = RETRY_AFTER_S
+    if isinstance(error, errors.ResourceExhausted) and error.retry_after_ms is not None:
+        after_s = -(-error.retry_after_ms // 1_000)
+    return {"Retry-After": str(after_s)}
+
+
+def shown(error: FlowFabricError) -> FlowFabricError:
+    """The error as callers may know it: where the database is, only the log says."""
+    if not isinstance(error, errors.Transport):
+        return error
+    logger.warning("the database failed: %s", error)
+    told = "it failed or cannot be reached; the server's log says more"
+    return errors.Transport(
+        error.backend, told, kind=error.kind, may_have_happened=error.may_have_happened
+    )
+
+
 def respond(
     status: int, problem: Problem, headers: dict[str, str] | None = None
 ) -> Response[Problem]:
-    given = dict(headers or {})
-    if status in (429, 503):
-        given.setdefault("Retry-After", str(RETRY_AFTER_S))
+    given = headers_of(status) | (headers or {})
     return Response(problem, status_code=status, headers=given, media_type="application/json")
 
 
@@ -147,11 +168,8 @@ def respond(
 
 
 def on_engine_error(_request: AnyRequest, error: FlowFabricError) -> Response[Problem]:
-    status, problem = problem_of(error)
-    headers = None
-    if isinstance(error, errors.ResourceExhausted) and error.retry_after_ms is not None:
-        headers = {"Retry-After": str(-(-error.retry_after_ms // 1_000))}
-    return respond(status, problem, headers)
+    status, problem = problem_of(shown(error))
+    return respond(status, problem, headers_of(status, error))
 
 
 def on_refusal(_request: AnyRequest, error: Refused) -> Response[Problem]:
@@ -165,6 +183,8 @@ def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem
         if isinstance(cause, SerializationException | msgspec.MsgspecError):
             return _unreadable(cause)
         cause = cause.__cause__
+    if error.detail == HUNG_UP:
+        return respond(400, Problem(error=HUNG_UP, code="invalid_json"))
     status = error.status_code
     code = _BY_STATUS.get(status, "invalid_input" if status < 500 else "internal_error")
     if status >= 500:
@@ -188,8 +208,8 @@ def _unreadable(error: BaseException) -> Response[Problem]:
     text, _, path = str(error).partition(" - at `")
     place, _, within = path.rstrip("`").removeprefix("$").removeprefix(".").partition(".")
     if place in ("", "data"):
-        shown = f"{within}: {text}" if within else text
-        problem = Problem(error=f"invalid JSON: {shown}", code="invalid_json", field=within or None)
+        told = f"{within}: {text}" if within else text
+        problem = Problem(error=f"invalid JSON: {told}", code="invalid_json", field=within or None)
         return respond(422, problem)
     name = place.partition("[")[0]
     name = _ALIASES.get(name, name)

@@ -42,6 +42,7 @@ PROBLEMS: Final = {
         401: "No token, or an invalid token.",
         403: "The token does not allow this.",
         404: "There is no such thing.",
+        408: "The body took too long.",
         409: "The state does not allow this, or another caller was first.",
         413: "The body is too large.",
         415: "The body is not JSON.",

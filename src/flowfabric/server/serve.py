@@ -1,6 +1,6 @@
 """The server as a process: where it listens, and how it stops."""
 
-import ipaddress
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import FrameType
@@ -9,16 +9,20 @@ from typing import Final
 import uvicorn
 from litestar import Litestar
 from msgspec import Struct
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.reconcilers import Supervisor
+from flowfabric.server.access import Anybody, is_local
 from flowfabric.server.api import ServerConfig, create_app
 from flowfabric.server.draining import Waiting
 
 DRAIN_S: Final = 30
 HEADER_BYTES_MAX: Final = 32_768
 KEEP_ALIVE_S: Final = 75
+HEADERS_S: Final = 20.0
+"""How long a connection may take for the head of a request, once it has begun."""
 
 EngineOpener = Callable[[], AbstractAsyncContextManager[Engine]]
 
@@ -34,12 +38,51 @@ class Listening(Struct, frozen=True, kw_only=True):
 
     @property
     def is_local(self) -> bool:
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_local(f"[{self.host}]" if ":" in self.host else self.host)
+
+    def takes(self, insecure: bool) -> Anybody:
+        """When it takes callers without a token: never from elsewhere, unless told."""
+        if insecure:
+            return "always"
+        return "without_tokens" if self.is_local else "never"
+
+
+class Impatient(H11Protocol):
+    """Gives connections up that take too long to say what they ask for."""
+
+    _giving_up: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _expect(self) -> None:
+        if _is_answering(self.cycle):
+            self._stop_waiting()
+        elif self._giving_up is None:
+            self._giving_up = self.loop.call_later(HEADERS_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if not _is_answering(self.cycle):
+            self.transport.close()
+
+    def _stop_waiting(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+
+
+def _is_answering(cycle: RequestResponseCycle | None) -> bool:
+    return cycle is not None and not cycle.response_complete
 
 
 class Draining(uvicorn.Server):
@@ -87,6 +130,8 @@ async def serve(connect: EngineOpener, listening: Listening, config: ServerConfi
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=listening.drain_s,
         lifespan="on",
+        loop="asyncio",
+        http=Impatient,
     )
     server = Draining(settings, app)
     try:

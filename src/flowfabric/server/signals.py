@@ -24,7 +24,13 @@ from flowfabric.signals import TOKEN_PREFIX, SignalToken
 PAGE = 100
 
 
-@post("/{id:str}/signal", opt={**MEDIUM_BODY, "open": True}, summary="Deliver a signal")
+@post(
+    "/{id:str}/signal",
+    opt={**MEDIUM_BODY, "open": True},
+    status_code=200,
+    security=[{}],
+    summary="Deliver a signal",
+)
 async def deliver(
     id: FromPath[str],  # noqa: A002
     data: JSONBody[wire.DeliverSignal],
@@ -37,6 +43,8 @@ async def deliver(
 @post(
     "/v1/signals",
     opt={**MEDIUM_BODY, "open": True},
+    status_code=200,
+    security=[{}],
     tags=["signals"],
     summary="Deliver a signal with the text of a link",
 )

@@ -29,6 +29,7 @@ from flowfabric.server.problems import problem_of, refuse
 from flowfabric.server.routing import JsonAnswer, get
 from flowfabric.streams import Follower, Frame
 
+EVENT_STREAM: Final = "text/event-stream"
 READ_LIMIT: Final = 100
 TAIL_LIMIT: Final = 50
 LIMIT_MAX: Final = 1_000
@@ -59,7 +60,7 @@ def check_limit(limit: int, how: str) -> None:
         raise refuse(400, "invalid_input", told, field="limit")
 
 
-@get("/{id:str}/attempts/{attempt:int}/stream", summary="Read what an attempt has emitted")
+@get("/{id:str}/attempts/{attempt:str}/stream", summary="Read what an attempt has emitted")
 async def read(
     id: FromPath[str],  # noqa: A002
     attempt: FromPath[int],
@@ -82,7 +83,7 @@ async def read(
     return JsonAnswer(_shown(page))
 
 
-@get("/{id:str}/attempts/{attempt:int}/summary", summary="Read what an attempt has summed up")
+@get("/{id:str}/attempts/{attempt:str}/summary", summary="Read what an attempt has summed up")
 async def read_summary(
     id: FromPath[str],  # noqa: A002
     attempt: FromPath[int],
@@ -102,7 +103,7 @@ async def read_summary(
     )
 
 
-@get("/{id:str}/attempts/{attempt:int}/stream/tail", summary="Wait for what an attempt emits")
+@get("/{id:str}/attempts/{attempt:str}/stream/tail", summary="Wait for what an attempt emits")
 async def tail(
     id: FromPath[str],  # noqa: A002
     attempt: FromPath[int],
@@ -131,7 +132,11 @@ async def tail(
     return JsonAnswer(_shown(page))
 
 
-@get("/{id:str}/stream", summary="Follow what an execution emits, as server-sent events")
+@get(
+    "/{id:str}/stream",
+    media_type=EVENT_STREAM,
+    summary="Follow what an execution emits, as server-sent events",
+)
 async def follow(
     id: FromPath[str],  # noqa: A002
     asked: InSession,
@@ -153,7 +158,12 @@ async def follow(
     return events_of(asked, _frames(follower))
 
 
-@get("/v1/events", tags=["events"], summary="Follow what happens, as server-sent events")
+@get(
+    "/v1/events",
+    media_type=EVENT_STREAM,
+    tags=["events"],
+    summary="Follow what happens, as server-sent events",
+)
 async def events(
     asked: InSession,
     after: FromQuery[str] = "",
@@ -190,7 +200,12 @@ async def events(
 def events_of(asked: Session, messages: AsyncIterator[ServerSentEventMessage]) -> ServerSentEvent:
     """Messages as server-sent events, for as long as the server serves and the caller may ask."""
     told = asked.waiting.each(
-        _with_problems(messages), asked.check, idle_s=PING_S, ping=PING, last=RECONNECT
+        _with_problems(messages),
+        asked.check,
+        asked.caller.token_id,
+        idle_s=PING_S,
+        ping=PING,
+        last=RECONNECT,
     )
     return ServerSentEvent(told)
 
