@@ -114,6 +114,7 @@ def registering() -> dict[str, Arguments]:
             "liveness_ttl_ms": 1_000,
             "capabilities": [],
             "kinds": ["work"],
+            "uptime_ms": 0,
         },
         "heartbeat_worker": one,
         "mark_worker_dead": {**one, "reason": "gone", "revoke_leases": True},

@@ -217,7 +217,7 @@ class Reference:
             live = not known.lost and known.lease_until_ms > self.now_ms
             if live and known.state is Public.ACTIVE:
                 return "Claimed"
-        if known.state in ENDED or known.state is Public.ACTIVE:
+        if known.state in ENDED:
             return errors.ExecutionNotActive
         if known.state is not Public.WAITING:
             return errors.ExecutionNotLeaseable
