@@ -177,22 +177,29 @@ async def test_finished_tasks_may_come_in_another_order_beside_one_under_way(sho
     assert len(shop.done) == 4
 
 
-async def test_branches_with_names_may_come_in_another_order(shop: Shop) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+async def test_branches_with_names_may_come_in_another_order(shop: Shop, at_once: int) -> None:
+    async def fetch(ctx: Context, who: str) -> None:
+        with ctx.branch(who):
+            await ctx.step("fetch", shop.effect, f"fetch {who}")
+            # Every branch asks for these, with the same arguments or none.
+            await ctx.uuid()
+            await ctx.step("log", str.upper, "fetched")
+
     async def code(ctx: Context, *people: str) -> str:
-        for number, who in enumerate(people):
-            with ctx.branch(who):
-                await ctx.step("fetch", shop.effect, f"fetch {who}")
-            if number == 0:
+        for first in range(0, len(people), at_once):
+            await asyncio.gather(*(fetch(ctx, who) for who in people[first : first + at_once]))
+            if first == 0:
                 with ctx.branch("gate"):
                     await ctx.wait_for_signal("packed")
         return "done"
 
     async def one_way(ctx: Context) -> str:
-        return await code(ctx, "ada", "bob")
+        return await code(ctx, "ada", "bob", "cy", "dan")
 
     async def the_other_way(ctx: Context) -> str:
-        return await code(ctx, "bob", "ada")
+        return await code(ctx, "dan", "cy", "bob", "ada")
 
     execution_id = await shop.in_flight(one_way)
     assert await shop.finishes(the_other_way, execution_id) == "done"
-    assert shop.done == {"fetch ada": 1, "fetch bob": 1}
+    assert shop.done == {f"fetch {who}": 1 for who in ("ada", "bob", "cy", "dan")}

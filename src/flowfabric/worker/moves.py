@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Set
 from contextvars import Context
 
 from flowfabric.core import journal
-from flowfabric.core.records import Step
+from flowfabric.core.records import Step, StepKind
 from flowfabric.worker import lines, waits
 
 
@@ -129,10 +129,13 @@ class Moves:
     def refusal(self, call: lines.DurableCall) -> str:
         """Why a call that is not stored must not run; empty if it may."""
         asked = call.asked
+        alike = self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
+        renamed = _may_be_renamed(call, alike)
         elsewhere = {
             step.line
-            for step in self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
+            for step in alike
             if step.step_key in self._untaken and step.step_key not in self._forgiven
+            if renamed or not step.line.startswith("=")
         }
         elsewhere.discard(call.line.known_as)
         if elsewhere:
@@ -182,6 +185,18 @@ class Moves:
 def _place(step: Step) -> tuple[float, str]:
     """Where it comes in the order of outcomes; last, if it has none yet."""
     return math.inf if step.position is None else step.position, step.step_key
+
+
+def _may_be_renamed(call: lines.DurableCall, alike: Collection[Step]) -> bool:
+    """Whether what is like a call and stored under another name was moved here from there.
+
+    Branches with names may come in any order, and all of them may sleep for as long. But what one
+    of them alone has done, and another does first of all, it does in its place.
+    """
+    if not call.line.is_named:
+        return True
+    begins = call.after_key is None and call.kind in (StepKind.CALL, StepKind.SUBMIT)
+    return begins and len({step.line for step in alike}) == 1
 
 
 def _is_beside(step: Step) -> bool:
