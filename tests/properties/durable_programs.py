@@ -213,6 +213,18 @@ FOUND: tuple[Program, ...] = (
             _call("sleep"),
         )
     ),
+    Sequence(
+        (
+            Loop(
+                3,
+                Caught(
+                    _parallel("body", Burst("step", "name", 3), _named("raises"), _call("raises"))
+                ),
+            ),
+            _call("sleep"),
+            _call("sleep"),
+        )
+    ),
 )
 """Programs that once went wrong, for some orders of arrival."""
 

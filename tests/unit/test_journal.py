@@ -25,6 +25,7 @@ from flowfabric.core.journal import (
     may_ask_yet,
     moved,
     named_line,
+    parent_of_group,
     siblings_key,
     step_key,
 )
@@ -382,6 +383,13 @@ def test_lines_are_found_again_from_the_names_they_are_stored_under() -> None:
     assert sorted(found[group]) == sorted(
         [Kept(stored[0], *first[:7]), Kept(stored[1], *second[:7])]
     )
+
+
+def test_all_places_of_a_line_are_known_as_its_own() -> None:
+    places = [line_group(line, key) for line in (ROOT, "=ada") for key in ("", "charge", "ship")]
+    assert len(set(places)) == 6
+    assert len(set(map(parent_of_group, places[:3]))) == 1
+    assert len(set(map(parent_of_group, places))) == 2
 
 
 def test_a_line_without_steps_of_its_own_is_found_by_those_started_in_it() -> None:

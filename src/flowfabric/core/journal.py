@@ -61,7 +61,8 @@ ROOT: Final = ""
 BRANCH: Final = "branch"
 """The kind of a line among the lines started at one place."""
 
-_GROUP_CHARS: Final = 12
+_PARENT_CHARS: Final = 6
+_PLACE_CHARS: Final = 10
 _SHORT_CHARS: Final = 10
 _LABEL_CHARS_MAX: Final = 80
 _NUMBERED: Final = re.compile(r"#\d+$")
@@ -458,7 +459,12 @@ def named_line(parent: str, name: str) -> str:
 
 def line_group(parent: str, fork_key: str) -> str:
     """The place at which lines are started: a line, and the call made there before."""
-    return _hash(f"{parent}\x00{fork_key}")[:_GROUP_CHARS]
+    return parent_of_group(_hash(parent)) + _hash(fork_key)[:_PLACE_CHARS]
+
+
+def parent_of_group(group: str) -> str:
+    """What all places of a line have in common, and those of no other."""
+    return group[:_PARENT_CHARS]
 
 
 def line_id(parent: str, group: str, asked: Asked) -> str:

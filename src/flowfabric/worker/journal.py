@@ -180,6 +180,8 @@ class Journal:
         self._positions: dict[str, int] = {}
         self._by_line: dict[str, list[journal.Kept]] = {}
         self._lines: dict[str, journal.Shelf] = {}
+        self._siblings: dict[str, list[journal.Shelf]] = {}
+        """The same by the line in which they were started."""
         self._giving_up = 0
         self._suspected = 0
         """Calls that wait for others which may have to ask first for what looks like them."""
@@ -452,6 +454,9 @@ class Journal:
         self._lines = {
             group: journal.Shelf(kept) for group, kept in journal.kept_lines(self._by_line).items()
         }
+        for group in sorted(self._lines):
+            beside = self._siblings.setdefault(journal.parent_of_group(group), [])
+            beside.append(self._lines[group])
         self._branched = bool(self._lines)
 
     def has_submitted(self, child: str) -> bool:
@@ -539,8 +544,8 @@ class Journal:
         """The lines that were started in a line after a call; cheap where none are stored."""
         return self.lines_at(journal.line_group(line, key)) if self._branched else NOTHING
 
-    def places_in(self, line: str) -> Collection[str]:
-        return ("", *(kept.key for kept in self._by_line.get(line, ()))) if self._branched else ()
+    def lines_beside(self, group: str) -> Iterable[journal.Shelf]:
+        return self._siblings.get(journal.parent_of_group(group), ())
 
     def new_line_id(self, parent: str, group: str, asked: journal.Asked) -> str:
         while (made := journal.line_id(parent, group, asked)) in self._line_ids:

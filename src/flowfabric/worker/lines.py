@@ -15,7 +15,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol, TypeVar
@@ -102,8 +102,8 @@ class Watched(Protocol):
 
     def stored_at(self, line: str, key: str) -> Shelf: ...
 
-    def places_in(self, line: str) -> Collection[str]:
-        """The calls of a line after which others may be stored, and its beginning."""
+    def lines_beside(self, group: str) -> Iterable[Shelf]:
+        """Those that are stored as started at any place of the same line."""
 
     def step(self, key: str) -> Step: ...
 
@@ -470,20 +470,16 @@ class Line:
             line.refusal = match.refusal
             kept = match.kept
             if kept is None:
-                kept = parent._branch_elsewhere(line.asked, forks.key)
+                kept = self._elsewhere(line.asked, group)
             if kept is not None:
                 line.refusal, line.id = "", kept.key
             else:
                 line.id = self.journal.new_line_id(parent.known_as, group, line.asked)
 
-    def _branch_elsewhere(self, asked: Asked, here: str) -> Kept | None:
+    def _elsewhere(self, asked: Asked, group: str) -> Kept | None:
         """An equal branch that is stored after another call, which this run may not have made."""
-        for key in self.journal.places_in(self.known_as):
-            if key != here:
-                kept = self.journal.stored_at(self.known_as, key).take_same(asked)
-                if kept is not None:
-                    return kept
-        return None
+        found = (shelf.take_same(asked) for shelf in self.journal.lines_beside(group))
+        return next((kept for kept in found if kept is not None), None)
 
     def and_above(self) -> "Iterator[Line]":
         """This line, and those it was started in."""
