@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from flowfabric.core.conditions import Condition
+from flowfabric.core.delivery import Order
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.journal import Order
 from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.errors import CodecFailed, CodeMismatch, InvalidInput, Unsuccessful
 from flowfabric.json_values import UNREADABLE
@@ -289,7 +289,7 @@ def _end(waiting: "asyncio.Future[None]") -> None:
         waiting.set_result(None)
 
 
-# Lets outcomes reach a handler in the order of `core.journal` ---------------
+# Lets outcomes reach a handler in the order of `core.delivery` --------------
 #
 # A handler of which one line alone goes on gets everything at once.
 
