@@ -62,6 +62,9 @@ async def test_nothing_passes_a_gate_whose_starts_cannot_be_read(
     for name, arguments, named in asked:
         async with refused(engine, Corruption):
             await call(engine, name, *arguments, **named)
+    seen = {each.execution_id: each for each in (await engine.find_executions()).executions}
+    assert "do not decode" in (seen[waiting].blocking_detail or "")
+    assert seen[other].blocking_reason == "waiting_for_worker"
     await engine.issue_grant_and_claim(waiting)
 
 

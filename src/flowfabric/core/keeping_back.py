@@ -70,9 +70,15 @@ def decide_let_go(
 def told_of_limits(
     execution: Execution, facts: Iterable[gates.GateFacts], now_ms: int
 ) -> Execution:
-    """A ready execution, waiting for the first of its limits that is full. For readers only."""
+    """A ready execution, waiting for the first of its limits that is full. For readers only.
+
+    One that cannot be read lets nothing through, and must not keep others from being listed.
+    """
     for each in facts:
-        obstacle = each.obstacle(now_ms, resumes=resumes(execution))
+        try:
+            obstacle = each.obstacle(now_ms, resumes=resumes(execution))
+        except errors.Corruption as error:
+            obstacle = str(error)
         if obstacle is not None:
             budget = each.limit is None
             reason = (

@@ -35,7 +35,7 @@ from flowfabric.core.ids import (
 from flowfabric.core.keeping_back import told_of_limits
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
-from flowfabric.errors import Conflict, InvalidInput, NotFound
+from flowfabric.errors import Conflict, Corruption, InvalidInput, NotFound
 from flowfabric.store.base import HintListener, Key, Parameter, Reader, Row, Store, Transaction
 
 GATES_TOPIC = "gates"
@@ -268,7 +268,7 @@ async def gate_facts(
     known = {
         each.gate_id: gates.GateFacts(
             limit=None if policy is None else policy.name,
-            budget="" if budget is None else describe_closed(budget, each.now_ms),
+            budget="" if budget is None else _described(budget, each.now_ms),
             state=each.state,
         )
         for each in loaded
@@ -280,6 +280,13 @@ async def gate_facts(
         if each.gate_id in known:
             found.setdefault(each.route_id, []).append(known[each.gate_id])
     return found
+
+
+def _described(budget: Budget, now_ms: int) -> str:
+    try:
+        return describe_closed(budget, now_ms)
+    except Corruption as error:
+        return str(error)
 
 
 async def held_up(reader: Reader, executions: Sequence[Execution]) -> list[Execution]:
