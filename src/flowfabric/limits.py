@@ -16,7 +16,7 @@ room of its own.
 
 import re
 import string
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, Protocol, TypeVar
@@ -120,7 +120,7 @@ class Limit:
             )
         if self.concurrency is None and self.spec.limits.keeps:
             raise InvalidInput("while_suspended", "goes with concurrency=10", self.while_suspended)
-        _ = list(self.fields())
+        _ = self.fields
 
     @cached_property
     def spec(self) -> QuotaSpec:
@@ -129,26 +129,30 @@ class Limit:
     def declared(self, namespace: str) -> DeclaredLimit:
         return DeclaredLimit(namespace=namespace, name=self.name, spec=self.spec)
 
-    def fields(self) -> Iterator[str]:
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
         """The arguments its template names."""
-        if isinstance(self.key, str):
-            try:
-                parsed = list(string.Formatter().parse(self.key))
-            except ValueError as error:
-                raise InvalidInput("key", f"is no template: {error}", self.key) from None
-            for _, field, _, _ in parsed:
-                if field is not None:
-                    yield re.split(r"[.\[]", field, maxsplit=1)[0]
+        if not isinstance(self.key, str):
+            return ()
+        try:
+            parsed = list(string.Formatter().parse(self.key))
+        except ValueError as error:
+            raise InvalidInput("key", f"is no template: {error}", self.key) from None
+        return tuple(
+            re.split(r"[.\[]", field, maxsplit=1)[0]
+            for _, field, _, _ in parsed
+            if field is not None
+        )
 
     def use(self, namespace: str, bound: "BoundArguments") -> LimitUse:
         """The limit with the value of its key for some arguments."""
-        return LimitUse(limit=self.declared(namespace), key=self._key_for(bound))
+        return LimitUse(limit=self.declared(namespace), key=self.key_for(bound))
 
-    def _key_for(self, bound: "BoundArguments") -> str:
+    def key_for(self, bound: "BoundArguments") -> str:
         if self.key is None:
             return ""
         where = f"key of limit {self.name}"
-        for name in self.fields():
+        for name in self.fields:
             if name not in bound.by_name:
                 raise InvalidInput(where, f"needs {name}, which is not known yet when submitting")
         try:
@@ -216,7 +220,7 @@ class TakesArguments(Protocol):
 def check_keys(name: str, limits: Sequence[Limit], arguments: TakesArguments) -> None:
     """Refuse a key that names what a task does not take."""
     for limit in limits:
-        for field in limit.fields():
+        for field in limit.fields:
             if not arguments.takes(field):
                 takes = ", ".join(arguments.names) or "no arguments"
                 raise InvalidInput("key", f"names {field!r}; {name} takes {takes}", limit.key)

@@ -29,7 +29,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import ExecutionPolicy, TimeoutPolicy, optional_duration_ms
 from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
-from flowfabric.limits import BoundArguments, check_limits
+from flowfabric.limits import BoundArguments, Limit, check_limits
 from flowfabric.outages import everything_within, statements_within
 from flowfabric.task import OPTION_NAMES, Arguments, Call, Source, Task, check_budgets
 
@@ -149,9 +149,16 @@ def limit_uses(call: Call[object], options: Options, namespace: str) -> tuple[Li
         limits = check_limits([*limits, *check_limits(options.limits)])
     if not limits:
         return ()
-    keyed = any(each.key is not None for each in limits)
-    bound = call.task.arguments.for_keys(call.payload) if keyed else NO_ARGUMENTS
+    bound = _bound(call, limits)
     return tuple(each.use(namespace, bound) for each in limits)
+
+
+def _bound(call: Call[object], limits: Sequence[Limit]) -> BoundArguments:
+    """What keys are made from."""
+    keys = [each.key for each in limits if each.key is not None]
+    if not keys:
+        return NO_ARGUMENTS
+    return call.task.arguments.for_keys(call.payload, calls=any(map(callable, keys)))
 
 
 def policy_of(task: Task[..., object], options: Options, namespace: str) -> ExecutionPolicy | None:
@@ -196,7 +203,7 @@ class Submissions:
         self._group = GroupCommit[Checked, CreateResult](self._create, patience_s=SUBMIT_PATIENCE_S)
         self._undecided: Counter[tuple[str, str]] = Counter()
         self._asking = asyncio.Semaphore(ASKING_MAX)
-        self._limited_terms: dict[tuple[int, tuple[LimitUse, ...]], tuple[Terms, Terms]] = {}
+        self._limited_terms: dict[tuple[int, tuple[str, ...]], tuple[Terms, Terms]] = {}
         self._usual_terms = lru_cache(maxsize=TERMS_KEPT)(self._check_terms)
 
     def check(
@@ -255,17 +262,21 @@ class Submissions:
     def _under_limits(
         self, terms: Terms, call: Call[object], options: Options, namespace: str
     ) -> Terms:
-        """The terms of one call. Those of the same limits and keys share theirs."""
-        uses = limit_uses(call, options, namespace)
-        if not uses:
+        """The terms of one call. Those of a task that have the same keys share theirs."""
+        if options.limits or options.has_terms:
+            uses = limit_uses(call, options, namespace)
+            return with_limits(terms, uses) if uses else terms
+        limits = call.task.limits
+        if not limits:
             return terms
-        if options.has_terms:
-            return with_limits(terms, uses)
-        known = self._limited_terms.get((id(terms), uses))
+        bound = _bound(call, limits)
+        place = (id(terms), tuple([each.key_for(bound) for each in limits]))
+        known = self._limited_terms.get(place)
         if known is None or known[0] is not terms:
             if len(self._limited_terms) >= LIMITED_TERMS_KEPT:
                 self._limited_terms.clear()
-            known = self._limited_terms[id(terms), uses] = (terms, with_limits(terms, uses))
+            limited = with_limits(terms, [each.use(namespace, bound) for each in limits])
+            known = self._limited_terms[place] = (terms, limited)
         return known[1]
 
     async def submit(self, checked: Checked) -> CreateResult:

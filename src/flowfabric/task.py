@@ -433,6 +433,8 @@ class Arguments:
         self._by_name = frozenset(order[min(places) :] if places else ())
         parameters = [each for each in parameters if each.name not in self.resources]
         self._signature = inspect.Signature(parameters)
+        empty = inspect.Parameter.empty
+        self._defaults = {p.name: p.default for p in parameters if p.default is not empty}
         self.names = tuple(parameter.name for parameter in parameters)
         self.required = tuple(each.name for each in parameters if _is_required(each))
         self._all_by_place = all(each.kind in _BY_PLACE for each in parameters)
@@ -558,8 +560,8 @@ class Arguments:
                     positional.append(value)
         return Bound(tuple(positional), bound.kwargs)
 
-    def for_keys(self, payload: bytes) -> BoundArguments:
-        """The arguments of a payload as far as they are known, with defaults for the others."""
+    def for_keys(self, payload: bytes, *, calls: bool) -> BoundArguments:
+        """The arguments that are known, with defaults for others; as passed if a key `calls`."""
         try:
             document = msgspec.json.decode(payload or b"{}", type=dict[str, object])
         except msgspec.DecodeError as error:
@@ -568,16 +570,14 @@ class Arguments:
         if document.keys() == inputs and not inputs & set(self.names):
             # The others are results of other nodes of a flow.
             document = msgspec.convert(document["arguments"], dict[str, object])
-        defaults = {
-            each.name: each.default
-            for each in self._signature.parameters.values()
-            if each.default is not inspect.Parameter.empty
-        }
+        by_name = self._defaults | document
+        if not calls:
+            return BoundArguments(by_name)
         try:
             bound = self.decode(payload)
         except InvalidInput:
             bound = Bound((), {})
-        return BoundArguments(defaults | document, bound.args, bound.kwargs)
+        return BoundArguments(by_name, bound.args, bound.kwargs)
 
     def _refusal(self, problem: str) -> InvalidInput:
         """Say in the words of the function what msgspec says of the object."""

@@ -162,12 +162,15 @@ def gate_ids_of(gates: Iterable[GateName]) -> str:
     return msgspec.json.encode(sorted(each.gate_id for each in gates)).decode()
 
 
+_OWNERS: Final = tuple(GateOwner)
+
+
 def check_gates(given: object) -> tuple[GateName, ...]:
     """The gates of a request, each once and in order."""
     found = set[GateName]()
     gates = sorted(given) if isinstance(given, set) else given
     for each in check_list("gates", gates, 0, GATES_PER_ROUTE_MAX):
-        if not isinstance(each, GateName) or each.owner_kind not in list(GateOwner):
+        if not isinstance(each, GateName) or each.owner_kind not in _OWNERS:
             raise InvalidInput("gates", "must be a list of GateName", each)
         parse_uuid("gates.owner_id", each.owner_id)
         check_gate_key(each.key)
