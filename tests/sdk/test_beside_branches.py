@@ -177,6 +177,55 @@ async def test_finished_tasks_may_come_in_another_order_beside_one_under_way(sho
     assert len(shop.done) == 4
 
 
+async def test_tasks_that_ended_during_several_calls_may_come_in_another_order(
+    shop: Shop,
+) -> None:
+    async def code(ctx: Context, *, reverse: bool) -> str:
+        over, bob_may = asyncio.Event(), asyncio.Event()
+
+        async def under_way() -> None:
+            await ctx.uuid()
+            await over.wait()
+
+        async def load(who: str) -> str:
+            if who == "bob":
+                await bob_may.wait()
+            return await shop.effect(f"fetch {who}")
+
+        async def fetch(who: str) -> str:
+            await ctx.step("fetch", load, who)
+            return who
+
+        async def wait(task: asyncio.Task[str]) -> None:
+            await asyncio.wait([task])
+
+        beside = asyncio.create_task(under_way())
+        ada, bob = (asyncio.create_task(fetch(who)) for who in ("ada", "bob"))
+        await ctx.step("wait for ada", wait, ada)
+        bob_may.set()
+        await ctx.step("wait for bob", wait, bob)
+        done, _ = await asyncio.wait([ada, bob])
+        # A set of tasks has them in this order, or in that.
+        first, second = sorted((task.result() for task in done), reverse=reverse)
+        await ctx.step(f"use {first}", shop.effect, f"use {first}")
+        await ctx.wait_for_signal("packed")
+        await ctx.step(f"use {second}", shop.effect, f"use {second}")
+        over.set()
+        await beside
+        return "done"
+
+    async def one_way(ctx: Context) -> str:
+        return await code(ctx, reverse=False)
+
+    async def the_other_way(ctx: Context) -> str:
+        return await code(ctx, reverse=True)
+
+    execution_id = await shop.in_flight(one_way)
+    assert await shop.finishes(the_other_way, execution_id) == "done"
+    assert set(shop.done.values()) == {1}
+    assert len(shop.done) == 4
+
+
 @pytest.mark.parametrize("at_once", [1, 2])
 async def test_branches_with_names_may_come_in_another_order(shop: Shop, at_once: int) -> None:
     async def fetch(ctx: Context, who: str) -> None:

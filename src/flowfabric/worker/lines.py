@@ -43,7 +43,17 @@ from flowfabric.worker.functions import coroutine_arguments, digest_of
 class TaskActivity:
     """What a task of a handler is about."""
 
-    __slots__ = ("branches", "calls", "ended", "held", "in_turn", "picks", "running", "starter")
+    __slots__ = (
+        "branches",
+        "calls",
+        "ended",
+        "held",
+        "in_turn",
+        "picks",
+        "running",
+        "starter",
+        "unseen",
+    )
 
     def __init__(self, starter: "TaskActivity | None" = None) -> None:
         self.starter = starter
@@ -57,6 +67,8 @@ class TaskActivity:
         """Tasks it has started that have not ended."""
         self.ended = 0
         """Tasks it has started that have ended since its last call."""
+        self.unseen = 0
+        """Those that have ended during its calls: it may not have gone on with them yet."""
         self.in_turn = False
         """It may go on as they end: one has failed, was cancelled, or has ended before others."""
         self.picks = False
@@ -74,6 +86,7 @@ class TaskActivity:
         if self.starter is not None:
             self.starter.branches -= 1
             self.starter.ended += 1
+            self.starter.unseen += self.starter.held > 0
             self.starter.in_turn |= cut_off or self.starter.branches > 0
         self.starter = self.running = None
 
@@ -307,7 +320,7 @@ class Line:
         """
         self.journal.asked()
         self._go_on()
-        self.work.ended = 0
+        self.work.ended = self.work.unseen
         self._activate()
         parallel = self._open > 0 or self.work.branches > 0
         quiet = parallel and self._open == 0
@@ -319,7 +332,7 @@ class Line:
         equal = _count(self._equals, alike(kind, name, digest))
         made = self.journal.tick()
         self._in_turn = not parallel or (self._in_turn and self._ended_beside <= 1)
-        self._ended_beside = 0
+        self._ended_beside = self.work.unseen = self.work.unseen if parallel else 0
         after = self._after(parallel, quiet)
         at_once = quiet and after is not None and not self._quiet
         asked = Asked(kind, name, digest, number, parallel, equal, 1, quiet, at_once, after)
