@@ -98,6 +98,12 @@ async def test_tokens_are_listed_page_by_page(engine: Engine) -> None:
     assert [each.token_id for each in (*first.tokens, *second.tokens)] == sorted(made)
 
 
+@pytest.mark.parametrize("cursor", ["", "zz", "0123", "0" * 17, "0123456789abcdeF", 5])
+async def test_what_no_page_gave_is_no_cursor(engine: Engine, cursor: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^cursor: "):
+        await call(engine, "list_tokens", cursor=cursor)
+
+
 async def test_an_unknown_token_cannot_be_revoked(engine: Engine) -> None:
     with pytest.raises(NotFound, match="token not found: 0123"):
         await engine.revoke_token("0123")

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 from collections.abc import AsyncIterator, Sequence
 
 import httpx
@@ -294,6 +295,7 @@ async def test_lists_are_filtered_and_paged(http: httpx.AsyncClient) -> None:
         ("PUT", "/v1/executions/{ghost}/priority", {"new_priority": 1}, 404, None),
         ("GET", "/nope", None, 404, None),
         ("DELETE", "/v1/executions", None, 405, None),
+        ("GET", "/v1/tokens?cursor=zz", None, 400, "cursor"),
     ],
 )
 async def test_what_is_wrong_is_told_in_json(
@@ -332,6 +334,47 @@ async def test_what_is_not_json_is_refused(
 
     assert answer.status_code == status
     assert answer.json()["error"]
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 5_000], ids=["float", "integer"])
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/executions", '{"execution_kind": "x", "input_json": [N]}', "input_json"),
+        (
+            *("/v1/executions/batch", '{"executions": [{"execution_kind": "x", "input_json": N}]}'),
+            "executions",
+        ),
+        ("/v1/executions", "[N]", None),
+    ],
+)
+async def test_numbers_that_nothing_can_hold_are_refused_by_the_name_of_their_field(
+    http: httpx.AsyncClient, path: str, body: str, field: str | None, number: str
+) -> None:
+    json = {"content-type": "application/json"}
+    answer = await http.post(path, content=body.replace("N", number), headers=json)
+
+    told = answer.json()
+    assert (answer.status_code, told["code"], told.get("field")) == (400, "invalid_json", field)
+    place = f"{field}: " if field else ""
+    assert told["error"].startswith(f"invalid JSON: {place}")
+    assert "out of range" in told["error"]
+
+
+async def test_methods_that_a_path_has_are_named(http: httpx.AsyncClient) -> None:
+    described = (await http.get("/docs/openapi.json")).json()["paths"]
+    wrong = {}
+
+    for path, methods in described.items():
+        expected = {method.upper() for method in methods} | {"OPTIONS"}
+        place = re.sub(r"{\w+}", "7", path)
+        for method in ("OPTIONS", "PATCH"):
+            answer = await http.request(method, place)
+            allowed = set(answer.headers["allow"].split(", "))
+            if answer.status_code not in (204, 405) or allowed != expected:
+                wrong[f"{method} {path}"] = (answer.status_code, allowed)
+
+    assert wrong == {}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from flowfabric.errors import InvalidInput
 ID_BYTES: Final = 8
 SECRET_BYTES: Final = 32
 EXPIRES_IN_MS_MAX: Final = 10 * 366 * 24 * 60 * 60 * 1_000
-_TOKEN: Final = re.compile(rf"ff_([0-9a-f]{{{2 * ID_BYTES}}})_([0-9a-f]{{{2 * SECRET_BYTES}}})")
+_ID: Final = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+_TOKEN: Final = re.compile(rf"ff_({_ID.pattern})_([0-9a-f]{{{2 * SECRET_BYTES}}})")
 
 
 class Scope(StrEnum):
@@ -123,6 +124,14 @@ def split_token(presented: str) -> tuple[str, str] | None:
     """The id and the secret of what looks like a token."""
     match = _TOKEN.fullmatch(presented)
     return None if match is None else (match[1], match[2])
+
+
+def check_cursor(cursor: object) -> str:
+    """Where a list of tokens goes on: after the last id of the page before."""
+    text = checks.check_text("cursor", cursor)
+    if _ID.fullmatch(text) is None:
+        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", text)
+    return text
 
 
 def proves(stored: ApiToken, secret: str) -> bool:

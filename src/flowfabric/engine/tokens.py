@@ -49,7 +49,7 @@ class Tokens(unit.Group):
     async def list_tokens(self, *, cursor: str | None = None, limit: int = 100) -> TokenPage:
         """Every token ever handed out, by id; nothing in it lets anybody in."""
         check_int("limit", limit, 1, PAGE_MAX)
-        after = "" if cursor is None else check_text("cursor", cursor)
+        after = "" if cursor is None else rules.check_cursor(cursor)
 
         async def body(reader: Reader) -> Sequence[ApiToken]:
             return await reader.select_records(

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final
@@ -16,6 +16,7 @@ from litestar.exceptions import HTTPException
 from litestar.middleware import ASGIMiddleware
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
+from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
 from msgspec import Struct
 
@@ -100,6 +101,24 @@ async def add_headers(message: Message, scope: Scope) -> None:
     if message["type"] == "http.response.start":
         mark = (b"x-request-id", request_id(scope).encode())
         message["headers"] = [*message["headers"], mark, *HEADERS]
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            message["headers"] = _with_allow(message["headers"], scope)
+
+
+def _with_allow(
+    headers: Iterable[tuple[bytes, bytes]], scope: Scope
+) -> list[tuple[bytes, bytes]]:
+    """Litestar names the methods of the first handler alone where a path has several."""
+    allowed = sorted(
+        {
+            method
+            for route in scope["litestar_app"].routes
+            if isinstance(route, HTTPRoute) and route.path_format == scope.get("path_template")
+            for method in route.methods
+        }
+    )
+    others = [each for each in headers if each[0].lower() != b"allow"]
+    return [*others, (b"allow", ", ".join(allowed).encode())] if allowed else others
 
 
 def request_id(scope: Scope) -> str:

@@ -6,6 +6,7 @@ clients of the reference's server, which has fewer kinds, and none for requests 
 """
 
 import logging
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -49,6 +50,10 @@ class JsonRequest(AnyRequest):
             return await super().json()
         except UNREADABLE as error:
             raise unreadable(error) from None
+        except SerializationException as error:
+            if isinstance(error.__cause__, msgspec.ValidationError):
+                raise _out_of_range(await self.body(), error.__cause__) from None
+            raise
 
 
 HUNG_UP: Final = "client disconnected prematurely"
@@ -97,6 +102,24 @@ def unreadable(error: Exception) -> Refused:
 
 def _place(error: Exception) -> int:
     return error.start if isinstance(error, UnicodeDecodeError) else 0
+
+
+def _out_of_range(body: bytes, error: msgspec.ValidationError) -> Refused:
+    """JSON with a number that nothing here can hold, which the error does not say where to find."""
+    told, _, _ = str(error).partition(" - at `")
+    field = _holding(body)
+    shown = f"{field}: {told}" if field else told
+    return refuse(400, "invalid_json", f"invalid JSON: {shown}", field=field)
+
+
+def _holding(body: bytes) -> str | None:
+    with suppress(msgspec.DecodeError):
+        for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+            try:
+                msgspec.json.decode(value)
+            except msgspec.ValidationError:
+                return name
+    return None
 
 
 def check_is_json(content_type: str) -> None:
@@ -189,7 +212,8 @@ def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem
     code = _BY_STATUS.get(status, "invalid_input" if status < 500 else "internal_error")
     if status >= 500:
         return on_bug(request, error)
-    return respond(status, Problem(error=_told(error), code=code, field=_field_of(error)))
+    problem = Problem(error=_told(error), code=code, field=_field_of(error))
+    return respond(status, problem, error.headers)
 
 
 def on_bug(request: AnyRequest, error: Exception) -> Response[Problem]:
