@@ -1,10 +1,11 @@
 """The application: routes, and what every request passes on its way to them."""
 
 import asyncio
+import inspect
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final
@@ -46,7 +47,7 @@ from flowfabric.server.access import (
 )
 from flowfabric.server.confinement import ConfinedEngine, Namespaces
 from flowfabric.server.draining import Waiting
-from flowfabric.server.page import DocumentOfRoutes, PageOfRoutes
+from flowfabric.server.page import PLACE, DocumentOfRoutes, PageOfRoutes
 from flowfabric.server.problems import (
     AnyRequest,
     JsonRequest,
@@ -75,6 +76,10 @@ HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    ),
 )
 
 
@@ -101,13 +106,11 @@ async def add_headers(message: Message, scope: Scope) -> None:
     if message["type"] == "http.response.start":
         mark = (b"x-request-id", request_id(scope).encode())
         message["headers"] = [*message["headers"], mark, *HEADERS]
-        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+        if scope.get("method") == "OPTIONS":
             message["headers"] = _with_allow(message["headers"], scope)
 
 
-def _with_allow(
-    headers: Iterable[tuple[bytes, bytes]], scope: Scope
-) -> list[tuple[bytes, bytes]]:
+def _with_allow(headers: Iterable[tuple[bytes, bytes]], scope: Scope) -> list[tuple[bytes, bytes]]:
     """Litestar names the methods of the first handler alone where a path has several."""
     allowed = sorted(
         {
@@ -245,14 +248,23 @@ def create_app(
 ) -> Litestar:
     """The server as an ASGI application; `connect` opens its engine when it starts.
 
-    Mounted in another application, its `lifespan()` has to be entered by that of the other.
+    `connect` is a function without arguments that returns an async context manager of the engine,
+    `config` says whom it answers, and how much at once. Mounted in another application, its
+    `lifespan()` has to be entered by that of the other.
     """
-    if not callable(connect):
-        raise InvalidInput("connect", "must open an engine: a function without arguments", connect)
+    try:
+        inspect.signature(connect).bind()
+    except TypeError:
+        raise _not_opening(connect) from None
 
     @asynccontextmanager
     async def opened(app: Litestar) -> AsyncIterator[None]:
-        async with connect() as connected:
+        opening: object = connect()
+        if not isinstance(opening, AbstractAsyncContextManager):
+            raise _not_opening(opening)
+        async with opening as connected:
+            if not isinstance(connected, Engine):
+                raise _not_opening(connected)
             engine, endings = GroupingEngine(connected), Endings(connected)
             app.state.engine, app.state.endings = engine, endings
             app.state.waiting = Waiting(config.waiting_max, config.streams_max)
@@ -311,11 +323,19 @@ def _description() -> OpenAPIConfig:
     return OpenAPIConfig(
         title="FlowFabric",
         version=__version__,
-        path="/docs",
+        path=PLACE,
         render_plugins=[PageOfRoutes(), DocumentOfRoutes()],
         components=Components(security_schemes={"token": tokens}),
         security=[{"token": []}],
     )
+
+
+def _not_opening(found: object) -> InvalidInput:
+    if isinstance(found, Coroutine):
+        found.close()
+    # By its type alone: a URL may have a password in it.
+    told = "must be a function without arguments that returns an async context manager of an engine"
+    return InvalidInput("connect", f"{told}, not {type(found).__name__}; see docs/server.md")
 
 
 def _cors(config: ServerConfig) -> CORSConfig | None:

@@ -20,8 +20,8 @@ code, pre { font: 13px/1.5 ui-monospace, monospace }
 pre { overflow-x: auto; background: #8881; padding: .6rem }
 b { display: inline-block; width: 4rem }
 """
-POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-"""What the page may load: nothing but the style it comes with."""
+PLACE: Final = "/docs"
+DOCUMENT: Final = f"{PLACE}/openapi.json"
 
 
 class PageOfRoutes(OpenAPIRenderPlugin):
@@ -33,13 +33,13 @@ class PageOfRoutes(OpenAPIRenderPlugin):
     def render(self, request: AnyRequest, openapi_schema: Described) -> bytes:
         info = _part(openapi_schema, "info")
         title = html.escape(f"{info['title']} {info['version']}")
+        document = prefix_of(request, PLACE) + DOCUMENT
         return "".join(
             (
                 f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
-                f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
                 f"<style>{STYLE}</style><h1>{title}</h1>",
-                "<p>For programs: <a href=docs/openapi.json>openapi.json</a>. Requests carry",
-                " <code>Authorization: Bearer &lt;token&gt;</code>.</p>",
+                f'<p>For programs: <a href="{html.escape(document)}">openapi.json</a>.',
+                " Requests carry <code>Authorization: Bearer &lt;token&gt;</code>.</p>",
                 *_sections(_part(openapi_schema, "paths")),
                 "<h2>schemas</h2>",
                 *_schemas(_part(_part(openapi_schema, "components"), "schemas")),
@@ -51,8 +51,19 @@ class DocumentOfRoutes(JsonRenderPlugin):
     """The same for programs. It says where the server is, mounted under a prefix or not."""
 
     def render(self, request: AnyRequest, openapi_schema: Described) -> bytes:
-        root = str(request.scope.get("root_path", "")).rstrip("/") or "/"
+        root = prefix_of(request, DOCUMENT) or "/"
         return self.render_json(request, {**openapi_schema, "servers": [{"url": root}]})
+
+
+def prefix_of(request: AnyRequest, place: str) -> str:
+    """What comes before a place of this server: empty, or what it is mounted under.
+
+    Some frameworks tell it by `root_path`, others take it off the path; all leave what was asked.
+    """
+    asked = request.scope["raw_path"].decode("latin-1").rstrip("/")
+    if asked.endswith(place):
+        return asked.removesuffix(place)
+    return request.scope["root_path"].rstrip("/")
 
 
 def _sections(paths: Described) -> Iterator[str]:
