@@ -296,7 +296,7 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         _READ,
         Reach.EVERYTHING,
         True,
-        "list_lanes count_lanes list_suspended last_event_id read_events",
+        "list_lanes count_lanes list_suspended last_event_id read_events next_due",
     ),
     (
         _SUBMIT,

@@ -3,7 +3,7 @@
 import asyncio
 import platform
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -19,7 +19,7 @@ from flowfabric.core.diagnosis import Complaint, Wrong
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import FlowFabricError, SchemaTooOld
+from flowfabric.errors import FlowFabricError, SchemaTooOld, Transport
 from flowfabric.outages import statements_within
 from flowfabric.store.urls import redact
 from flowfabric.version import __version__
@@ -137,22 +137,30 @@ async def _findings(target: Target) -> AsyncIterator[Finding]:
     try:
         engine = await target.open()
     except FlowFabricError as error:
+        if options.is_refused(error):
+            raise
         yield Finding("database", Verdict.PROBLEM, f"{url}: {error}")
         return
     async with engine:
         yield Finding("database", Verdict.FINE, f"{url} answers, and its schema is up to date")
-        yield await _round_trip(engine)
-        yield await _clock(engine)
-        yield await _hints(engine)
-        workers = (await engine.list_workers()).workers
-        yield _workers(len(workers))
-        yield await _overdue(engine, OVERDUE_MAX_MS if workers else 0)
-        yield await _lanes(engine)
-        async for finding in _audit(engine):
-            yield finding
+        for check, look in _LOOKS.items():
+            for finding in await _looked(check, look(engine)):
+                yield finding
 
 
-async def _round_trip(engine: Engine) -> Finding:
+async def _looked(check: str, looking: Awaitable[Sequence[Finding]]) -> Sequence[Finding]:
+    """What a look comes to. One that the token of a server does not allow is left out."""
+    try:
+        return await looking
+    except Transport as error:
+        if not options.is_refused(error):
+            raise
+        says = f"not checked: {error.detail.removeprefix(f'transport ({error.backend}): ')}"
+        advice = "Ask with a token for every namespace that has the scopes read and operate."
+        return [Finding(check, Verdict.WARNING, says, advice)]
+
+
+async def _round_trip(engine: Engine) -> Sequence[Finding]:
     times_ms: list[float] = []
     for _ in range(ROUND_TRIPS):
         start = time.perf_counter()
@@ -161,39 +169,41 @@ async def _round_trip(engine: Engine) -> Finding:
     best_ms = min(times_ms)
     says = f"a round trip takes {best_ms:.1f} ms"
     if best_ms > SLOW_MS:
-        return Finding("latency", Verdict.WARNING, says, "Run workers closer to the database.")
-    return Finding("latency", Verdict.FINE, says)
+        return [Finding("latency", Verdict.WARNING, says, "Run workers closer to the database.")]
+    return [Finding("latency", Verdict.FINE, says)]
 
 
-async def _clock(engine: Engine) -> Finding:
+async def _clock(engine: Engine) -> Sequence[Finding]:
     skew_ms = await engine.server_time_ms() - time.time_ns() // 1_000_000
     says = f"differs from this machine's by {abs(skew_ms)} ms"
     if abs(skew_ms) > SKEW_MAX_MS:
         advice = "Harmless: every decision goes by the database's clock. Times here look shifted."
-        return Finding("clock", Verdict.WARNING, says, advice)
-    return Finding("clock", Verdict.FINE, says)
+        return [Finding("clock", Verdict.WARNING, says, advice)]
+    return [Finding("clock", Verdict.FINE, says)]
 
 
-async def _hints(engine: Engine) -> Finding:
+async def _hints(engine: Engine) -> Sequence[Finding]:
     deadline = time.monotonic() + HINTS_WAIT_S
     with engine.store.hints(["doctor"]) as hints:
         while not engine.store.hints_are_live and time.monotonic() < deadline:
             await hints.wait(0.1)
     if engine.store.hints_are_live:
-        return Finding("wake-ups", Verdict.FINE, "notifications between processes arrive")
+        return [Finding("wake-ups", Verdict.FINE, "notifications between processes arrive")]
     advice = "A pooler in transaction mode? Everything works, by polling, with a little more delay."
-    return Finding("wake-ups", Verdict.WARNING, "notifications do not arrive", advice)
+    return [Finding("wake-ups", Verdict.WARNING, "notifications do not arrive", advice)]
 
 
-def _workers(count: int) -> Finding:
+async def _workers(engine: Engine) -> Sequence[Finding]:
+    count = len((await engine.list_workers()).workers)
     if count:
         says = f"{count} {'is' if count == 1 else 'are'} there"
-        return Finding("workers", Verdict.FINE, says)
+        return [Finding("workers", Verdict.FINE, says)]
     advice = "Start one: flowfabric worker module:app"
-    return Finding("workers", Verdict.WARNING, "none is there", advice)
+    return [Finding("workers", Verdict.WARNING, "none is there", advice)]
 
 
-async def _overdue(engine: Engine, at_most_ms: int) -> Finding:
+async def _overdue(engine: Engine) -> Sequence[Finding]:
+    at_most_ms = OVERDUE_MAX_MS if (await engine.list_workers(limit=1)).workers else 0
     waits = await engine.next_due()
     late = {
         name: -wait_ms
@@ -201,24 +211,24 @@ async def _overdue(engine: Engine, at_most_ms: int) -> Finding:
         if -wait_ms > at_most_ms and name not in NOBODY_WAITS_FOR
     }
     if not late:
-        return Finding("timers", Verdict.FINE, "nothing is overdue")
+        return [Finding("timers", Verdict.FINE, "nothing is overdue")]
     worst = max(late, key=lambda name: late[name])
     most = "" if len(late) == 1 else f", {worst} most,"
     says = f"{', '.join(sorted(late))} overdue{most} by {span(late[worst])}"
     advice = "Nobody runs the reconcilers; every worker does: flowfabric worker module:app"
-    return Finding("timers", Verdict.PROBLEM, says, advice)
+    return [Finding("timers", Verdict.PROBLEM, says, advice)]
 
 
-async def _lanes(engine: Engine) -> Finding:
+async def _lanes(engine: Engine) -> Sequence[Finding]:
     page = await engine.list_lanes(limit=PAGE_MAX)
     closed = [lane for lane in page.lanes if lane.state is not LaneState.ACTIVE]
     if closed:
         says = ", ".join(f"{lane.lane_id} is {lane.state}" for lane in closed)
-        return Finding("lanes", Verdict.WARNING, says, "flowfabric lanes resume LANE")
-    return Finding("lanes", Verdict.FINE, f"{len(page.lanes)} known, all active")
+        return [Finding("lanes", Verdict.WARNING, says, "flowfabric lanes resume LANE")]
+    return [Finding("lanes", Verdict.FINE, f"{len(page.lanes)} known, all active")]
 
 
-async def _audit(engine: Engine) -> AsyncIterator[Finding]:
+async def _audit(engine: Engine) -> Sequence[Finding]:
     """Whether every execution has something that moves it, and every row an execution."""
     deadline = time.monotonic() + AUDIT_S
     found, whole = await _complaints(engine, deadline)
@@ -228,14 +238,16 @@ async def _audit(engine: Engine) -> AsyncIterator[Finding]:
         found = [each for each in found if each in again]
     seen = "everything" if whole else f"as much as was seen in {AUDIT_S:.0f} s"
     if not found:
-        yield Finding("audit", Verdict.FINE, f"{seen} is in order")
+        return [Finding("audit", Verdict.FINE, f"{seen} is in order")]
+    findings = []
     for wrong in Wrong:
         matching = [each for each in found if each.wrong is wrong]
         if matching:
             shown = ", ".join(f"{e.execution_id} ({e.detail})" for e in matching[:COMPLAINTS_SHOWN])
             more = f" and {len(matching) - COMPLAINTS_SHOWN} more"
             says = shown + (more if len(matching) > COMPLAINTS_SHOWN else "")
-            yield Finding("audit", Verdict.PROBLEM, says, matching[0].advice)
+            findings.append(Finding("audit", Verdict.PROBLEM, says, matching[0].advice))
+    return findings
 
 
 async def _complaints(engine: Engine, deadline: float) -> tuple[list[Complaint], bool]:
@@ -248,3 +260,14 @@ async def _complaints(engine: Engine, deadline: float) -> tuple[list[Complaint],
             page = await engine.audit(cursor=page.cursor)
             found += page.complaints
     return found, page.cursor is None
+
+
+_LOOKS: Final[Mapping[str, Callable[[Engine], Awaitable[Sequence[Finding]]]]] = {
+    "latency": _round_trip,
+    "clock": _clock,
+    "wake-ups": _hints,
+    "workers": _workers,
+    "timers": _overdue,
+    "lanes": _lanes,
+    "audit": _audit,
+}

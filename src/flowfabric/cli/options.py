@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.app import App
-from flowfabric.connection import connect
+from flowfabric.connection import TOKEN_VARIABLE, connect
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -27,7 +27,7 @@ from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
 from flowfabric.signals import check_namespace
-from flowfabric.store.urls import SQLITE, redact
+from flowfabric.store.urls import HTTP, SQLITE, redact
 
 # Which database a command works on, and the options every command shares
 
@@ -60,6 +60,12 @@ class Target(Struct, frozen=True, kw_only=True):
             return find_app(self.app).url
         raise click.UsageError(NEEDED)
 
+    def check_is_database(self, why: str) -> None:
+        """Refuse a server: this needs the database itself."""
+        url = self.database()
+        if url.startswith(HTTP):
+            raise errors.InvalidInput("--url", f"must be the database: {why}", redact(url))
+
     def scope(self) -> str | None:
         """The namespace the command is about: as given, or that of the app; None for all."""
         if self.namespace is not None or self.app is None:
@@ -83,6 +89,9 @@ class Target(Struct, frozen=True, kw_only=True):
             return await connect(url, set_up=False, codec=codec)
         except errors.Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
+            if url.startswith(HTTP) and is_refused(error):
+                told = f"{problem}; the token is taken from {TOKEN_VARIABLE}"
+                raise errors.Transport(error.backend, told, kind=error.kind) from error
             raise errors.Unavailable(redact(url), f"cannot be reached: {problem}") from error
 
 
@@ -368,7 +377,7 @@ def _filter_text(value: object) -> str | None:
 # | 1 | something else went wrong, or the awaited work failed |
 # | 2 | the command line, or a value on it, makes no sense |
 # | 3 | there is no such execution, lane, schedule … |
-# | 4 | refused: the state of things does not allow it, or others were quicker |
+# | 4 | refused: the state of things or the token does not allow it, or others were quicker |
 # | 5 | the database cannot be reached, or its schema does not fit |
 # | 130 | interrupted |
 
@@ -393,5 +402,12 @@ _BY_CLASS: Final[tuple[tuple[type[errors.FlowFabricError], int], ...]] = (
 )
 
 
+def is_refused(error: errors.FlowFabricError) -> bool:
+    """Whether a server does not take the token, or not for this."""
+    return isinstance(error, errors.Transport) and error.kind is errors.BackendErrorKind.AUTH
+
+
 def status_of(error: errors.FlowFabricError) -> int:
+    if is_refused(error):
+        return REFUSED
     return next((status for kind, status in _BY_CLASS if isinstance(error, kind)), FAILED)

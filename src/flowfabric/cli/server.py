@@ -16,9 +16,8 @@ from flowfabric.cli.worker import configure, log_level_option
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import InvalidInput, Unavailable
+from flowfabric.errors import Unavailable
 from flowfabric.reconcilers import Supervisor
-from flowfabric.store.urls import HTTP
 
 MISSING: Final = (
     "the HTTP server needs more packages; install them with: pip install 'flowfabric[server]'"
@@ -106,8 +105,7 @@ def serve(
         from flowfabric.server.api import ServerConfig
     except ImportError as error:
         raise Unavailable("serve", f"{MISSING} ({error.name} is missing)") from None
-    if target.database().startswith(HTTP):
-        raise InvalidInput("--url", "must be the database: a server does not serve another")
+    target.check_is_database("a server does not serve another")
     configure(log_level, as_json=target.json or None)
     listening = serving.Listening(
         host=host, port=port, drain_s=drain_s, reconciles=reconciles, trusted_proxies=proxies
@@ -134,18 +132,22 @@ def serve(
 @click.command("reconcile", short_help="Do what time makes due, without running tasks.")
 @log_level_option
 @target_options
-@with_engine
-async def reconcile(engine: Engine, target: Target, log_level: str) -> int:
+def reconcile(target: Target, log_level: str) -> int:
     """End delays and leases, time out, fire schedules and delete what is old, until stopped.
 
     Workers and servers do the same beside their work; any number of processes may.
     """
+    target.check_is_database("what is due there, its server sees to")
     configure(log_level, as_json=target.json or None)
+    return asyncio.run(_reconcile(target))
+
+
+async def _reconcile(target: Target) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    async with Supervisor(engine) as supervisor:
+    async with await target.open() as engine, Supervisor(engine) as supervisor:
         await stopped.wait()
         await supervisor.drain()
     return options.OK
