@@ -252,19 +252,11 @@ def create_app(
     `config` says whom it answers, and how much at once. Mounted in another application, its
     `lifespan()` has to be entered by that of the other.
     """
-    try:
-        inspect.signature(connect).bind()
-    except TypeError:
-        raise _not_opening(connect) from None
+    _check_opens(connect)
 
     @asynccontextmanager
     async def opened(app: Litestar) -> AsyncIterator[None]:
-        opening: object = connect()
-        if not isinstance(opening, AbstractAsyncContextManager):
-            raise _not_opening(opening)
-        async with opening as connected:
-            if not isinstance(connected, Engine):
-                raise _not_opening(connected)
+        async with _engine_of(connect) as connected:
             engine, endings = GroupingEngine(connected), Endings(connected)
             app.state.engine, app.state.endings = engine, endings
             app.state.waiting = Waiting(config.waiting_max, config.streams_max)
@@ -328,6 +320,24 @@ def _description() -> OpenAPIConfig:
         components=Components(security_schemes={"token": tokens}),
         security=[{"token": []}],
     )
+
+
+def _check_opens(connect: Callable[..., object]) -> None:
+    try:
+        inspect.signature(connect).bind()
+    except TypeError:
+        raise _not_opening(connect) from None
+
+
+@asynccontextmanager
+async def _engine_of(connect: Callable[[], object]) -> AsyncIterator[Engine]:
+    opening = connect()
+    if not isinstance(opening, AbstractAsyncContextManager):
+        raise _not_opening(opening)
+    async with opening as connected:
+        if not isinstance(connected, Engine):
+            raise _not_opening(connected)
+        yield connected
 
 
 def _not_opening(found: object) -> InvalidInput:
