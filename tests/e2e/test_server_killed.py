@@ -71,6 +71,16 @@ class ServerProcess:
         self._process.kill()
         await self._process.wait()
 
+    def terminate(self) -> None:
+        """As whoever deploys does."""
+        assert self._process is not None
+        self._process.terminate()
+
+    async def ended(self) -> int:
+        """The status it ends with."""
+        assert self._process is not None
+        return await self._process.wait()
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with self._running:

@@ -1,6 +1,7 @@
 """The server as a process: where it listens, and how it stops."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import FrameType
@@ -97,6 +98,11 @@ class Draining(uvicorn.Server):
         if isinstance(waiting, Waiting):
             waiting.drain()
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        # They would be raised again, and end the process as if it had not stopped by itself.
+        self._captured_signals.clear()
 
 
 async def check_guarded(connect: EngineOpener, listening: Listening, *, insecure: bool) -> None:
