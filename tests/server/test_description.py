@@ -75,6 +75,7 @@ def server() -> Iterator[str]:
     thread.join()
 
 
+@pytest.mark.timeout(600)
 def test_no_request_that_is_described_breaks_the_server(server: str) -> None:
     described = httpx.get(f"{server}/docs/openapi.json").json()
     schema = schemathesis.openapi.from_dict(described)
