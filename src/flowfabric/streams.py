@@ -50,7 +50,10 @@ class Frame(Struct, frozen=True, kw_only=True):
 
     def json(self) -> object:
         """What was said, decoded; see `msgspec.json.decode` for one that fits a type."""
-        value: object = msgspec.json.decode(self.data)
+        try:
+            value: object = msgspec.json.decode(self.data)
+        except msgspec.DecodeError as error:
+            raise InvalidInput("frame", f"{self.cursor}, a {self.kind!r}: {error}") from None
         return value
 
     @property

@@ -40,6 +40,8 @@ async def test_text_json_and_bytes_are_emitted_in_order(app: App) -> None:
     text, json, binary, live = await run.frames()
     assert (text.kind, text.text, text.attempt, text.live) == ("text", "grüß dich", 0, False)
     assert (json.kind, json.json()) == ("json", {"n": [1, None]})
+    with pytest.raises(InvalidInput, match="a 'text': JSON is malformed"):
+        text.json()
     assert (binary.kind, binary.data) == ("picture", b"\x00\xff")
     assert (live.text, live.live) == ("now", True)
     assert [frame.text for frame in await run.frames(live=False)][-1] != "now"
@@ -119,9 +121,14 @@ async def test_a_long_text_is_sent_in_parts_and_too_much_else_is_refused(app: Ap
                 await ctx.emit(wrong)
             except RetentionLimitExceeded as error:
                 refused.append(type(error).__name__)
-        for text, live in (("\ud800", None), (float("nan"), None), ("x", "2d")):
+        for text, live, kind in (
+            ("\ud800", None, ""),
+            (float("nan"), None, ""),
+            ("x", "2d", ""),
+            ("x", None, "superseded"),
+        ):
             try:
-                await ctx.emit(text, live=live)
+                await ctx.emit(text, live=live, kind=kind)
             except InvalidInput as error:
                 refused.append(type(error).__name__)
         summary: Callable[..., Awaitable[None]] = ctx.summary
@@ -134,7 +141,7 @@ async def test_a_long_text_is_sent_in_parts_and_too_much_else_is_refused(app: Ap
     async with working(app):
         run = await app.submit(speak)
         refused = await run.result(timeout="20s")
-    assert refused == ["RetentionLimitExceeded"] * 2 + ["InvalidInput"] * 4
+    assert refused == ["RetentionLimitExceeded"] * 2 + ["InvalidInput"] * 5
     assert "".join(await said(run)) == "ü" * 100_000
 
 

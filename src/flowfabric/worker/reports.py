@@ -137,6 +137,7 @@ APPEND_BYTES_MAX: Final = 1024 * 1024
 """What goes to the store at once, of one attempt."""
 TEXT_CHARS: Final = FRAME_BYTES_MAX // 4
 """Longer text is sent in several frames."""
+OUR_KINDS: Final = ("summary", "superseded")
 SEQ_BITS: Final = 32
 """Of a frame's number; counting starts again under each lease."""
 
@@ -315,6 +316,8 @@ def frames_of(
     content: object, kind: str, live: Duration | None, correlation_id: str | None
 ) -> list[NewFrame]:
     """What was emitted as frames: one, or several if it is a long text."""
+    if kind in OUR_KINDS:
+        raise InvalidInput("kind", "is a kind of our own, which readers act on; use another", kind)
     mode = DURABLE if live is None else BestEffortLive(ttl_ms=_live_ms(live))
     if isinstance(content, str):
         parts = [content] if len(content) <= TEXT_CHARS else _parts(content)
