@@ -10,7 +10,7 @@ from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
 from flowfabric.core.streams import Encoding, NewFrame
-from tests.cli.command import COMMAND, environment, run
+from tests.cli.command import COMMAND, environment, heed_interrupts, run
 
 
 async def running(engine: Engine) -> Claimed:
@@ -106,6 +106,7 @@ async def test_an_interrupt_ends_it(engine: Engine, url: str) -> None:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "tail", claimed.execution_id,
         env=environment({"FLOWFABRIC_URL": url}), stdout=asyncio.subprocess.PIPE,
+        preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
     async with asyncio.timeout(30):

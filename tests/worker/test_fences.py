@@ -241,6 +241,6 @@ async def test_what_needs_the_run_during_a_long_fence_is_told_of_the_lock_and_of
         )
         over.set()
         assert [type(each) for each in asked] == [LockTimeout] * 4
-        assert "a fence or another transaction that is still open; try again" in str(asked[1])
+        assert "perhaps a fence, and is still open; try again" in str(asked[1])
         await run.result(timeout="20s")
     assert "does not answer" not in caplog.text
