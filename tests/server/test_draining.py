@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import httpx
 import pytest
 
 from flowfabric import Engine
+from flowfabric.errors import ResourceExhausted
 from flowfabric.server.api import ServerConfig
 from flowfabric.server.draining import Waiting
 from flowfabric.server.streams import PING
@@ -140,6 +142,30 @@ async def test_one_token_takes_half_of_the_places_at_most(
 
     assert [each.status_code for each in refused] == [429, 429]
     assert (streamed.status_code, polled.status_code) == (200, 200)
+
+
+async def numbers() -> AsyncIterator[int]:
+    for number in range(2):
+        yield number
+
+
+async def test_a_stream_has_its_place_before_it_is_read_and_until_it_is_let_go_of() -> None:
+    waiting = Waiting(polls_max=1, streams_max=1)
+
+    async def anybody() -> None: ...
+
+    def stream() -> AsyncIterator[int]:
+        return waiting.each(numbers(), anybody, None, idle_s=60, ping=-1, last=-2)
+
+    first = stream()
+    with pytest.raises(ResourceExhausted):
+        stream()
+    assert [each async for each in first] == [0, 1]
+    second = stream()
+    assert len(waiting.streams) == 1
+    del second
+    assert [each async for each in stream()] == [0, 1]
+    assert len(waiting.streams) == 0
 
 
 async def test_whoever_is_slow_to_ask_is_given_up(

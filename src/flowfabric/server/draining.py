@@ -3,6 +3,7 @@ when whoever waits may not any more."""
 
 import asyncio
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -28,21 +29,30 @@ class Places:
     def __len__(self) -> int:
         return self._taken.total()
 
-    def check(self, pool: str, token_id: str | None) -> None:
+    def take(self, pool: str, token_id: str | None) -> "TakenPlace":
         half = -(-self._limit // 2)
         if len(self) >= self._limit:
             raise ResourceExhausted(pool, self._limit)
         if token_id is not None and self._taken[token_id] >= half:
             raise ResourceExhausted(pool, half)
-
-    def take(self, pool: str, token_id: str | None) -> None:
-        self.check(pool, token_id)
         self._taken[token_id] += 1
+        return TakenPlace(self._taken, token_id)
 
-    def leave(self, token_id: str | None) -> None:
-        self._taken[token_id] -= 1
-        if not self._taken[token_id]:
-            del self._taken[token_id]
+
+class TakenPlace:
+    """One that was taken, and is left once."""
+
+    def __init__(self, taken: Counter[str | None], token_id: str | None) -> None:
+        self._taken: Counter[str | None] | None = taken
+        self._token_id = token_id
+
+    def leave(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
+        taken[self._token_id] -= 1
+        if not taken[self._token_id]:
+            del taken[self._token_id]
 
 
 class Waiting:
@@ -68,7 +78,7 @@ class Waiting:
     ) -> T:
         """What `work` comes to, if that is before the server drains."""
         try:
-            self.polls.take("stream_ops", token_id)
+            place = self.polls.take("stream_ops", token_id)
         except ResourceExhausted:
             work.close()
             raise
@@ -84,7 +94,7 @@ class Waiting:
                 raise Unavailable("stream_ops", "the server is stopping; ask again")
             return task.result()
         finally:
-            self.polls.leave(token_id)
+            place.leave()
             task.cancel()
             end.cancel()
             await asyncio.gather(task, end, return_exceptions=True)
@@ -101,23 +111,26 @@ class Waiting:
     ) -> AsyncIterator[T]:
         """The messages, with a ping whenever none came for a while, and `last` on draining.
 
-        So either side notices when the other has left. Refuses at once what there is no room for.
+        So either side notices when the other has left. Refuses at once what there is no room for:
+        once an answer has begun, it could only be torn.
         """
-        self.streams.check("streams", token_id)
-        return self._each(messages, check, token_id, idle_s, ping, last)
+        place = self.streams.take("streams", token_id)
+        stream = self._each(messages, check, place, idle_s, ping, last)
+        # A client may leave before its answer is begun.
+        weakref.finalize(stream, place.leave)
+        return stream
 
     async def _each(
         self,
         messages: AsyncIterator[T],
         check: Check,
-        token_id: str | None,
+        place: TakenPlace,
         idle_s: float,
         ping: T,
         last: T,
     ) -> AsyncIterator[T]:
         end = asyncio.ensure_future(self._draining.wait())
         coming = asyncio.ensure_future(anext(messages, None))
-        self.streams.take("streams", token_id)
         checked_s = said_s = time.monotonic()
         try:
             while not end.done():
@@ -145,7 +158,7 @@ class Waiting:
             # The answer has begun: all that is left is to end it.
             return
         finally:
-            self.streams.leave(token_id)
+            place.leave()
             end.cancel()
             coming.cancel()
             await asyncio.gather(coming, end, return_exceptions=True)
