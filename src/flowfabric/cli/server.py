@@ -2,9 +2,9 @@
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 from rich.table import Table
@@ -19,9 +19,17 @@ from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
 from flowfabric.reconcilers import Supervisor
 
+F = TypeVar("F", bound=Callable[..., object])
 MISSING: Final = (
     "the HTTP server needs more packages; install them with: pip install 'flowfabric[server]'"
 )
+
+
+def at_most(flag: str, name: str, default: int, told: str) -> Callable[[F], F]:
+    """An option for a limit of the server."""
+    return click.option(
+        flag, name, default=default, show_default=True, type=click.IntRange(1), help=told
+    )
 
 
 @click.command("serve", short_help="Serve the database over HTTP.")
@@ -51,29 +59,20 @@ MISSING: Final = (
     metavar="SECONDS",
     help="How long requests under way may take once it is told to stop.",
 )
-@click.option(
-    "--requests-per-minute",
-    "requests_max",
-    default=60_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Of one token, or of one address without any.",
+@at_most(
+    "--requests-per-minute", "requests_max", 60_000, "Of one token, or of one address without any."
 )
-@click.option(
+@at_most(
     "--long-polls",
     "waiting_max",
-    default=1_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many requests may wait at once for something to happen.",
+    1_000,
+    "How many requests may wait at once for something to happen.",
 )
-@click.option(
+@at_most(
     "--streams",
     "streams_max",
-    default=10_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many streams of server-sent events may be open at once.",
+    10_000,
+    "How many streams of server-sent events may be open at once.",
 )
 @click.option(
     "--reconcile/--no-reconcile",
