@@ -35,6 +35,7 @@ from benchmarks import (
 from benchmarks.bench import Bench, Scale, wear_in
 from benchmarks.meter import busy_share
 from benchmarks.peer import Peer
+from flowfabric.cli.worker import exempt_imports_from_collection
 from tests.postgres import start_server
 
 SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {
@@ -87,4 +88,6 @@ def options() -> argparse.Namespace:
 
 if __name__ == "__main__":
     asked = options()
+    # As the command line of the worker does.
+    exempt_imports_from_collection()
     asyncio.run(main(asked.sections or list(SECTIONS), Scale(asked.ended, asked.others)))

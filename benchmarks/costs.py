@@ -15,7 +15,8 @@ from benchmarks.report import compared, costs, figures
 from benchmarks.sdk import CONCURRENCY, worker
 from flowfabric import App, Context, Run
 
-JOBS = 20_000
+JOBS = 50_000
+"""So many that the start of a worker hardly counts."""
 WARM_UPS = 100
 IN_HAND = (300, 1_000, 2_000)
 """Jobs a worker has in hand: our concurrency, PgQueuer's batch size."""

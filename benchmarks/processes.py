@@ -15,6 +15,7 @@ from benchmarks.costs import JOBS, Jobs
 from benchmarks.meter import Cost, Meter
 from benchmarks.report import costs, figures
 from benchmarks.sdk import CONCURRENCY, worker
+from flowfabric.cli.worker import exempt_imports_from_collection
 
 SPAWN = multiprocessing.get_context("spawn")
 READY_TIMEOUT_S = 30
@@ -79,7 +80,8 @@ async def drain(url: str, processes: int) -> tuple[Cost, Counter[str]]:
 
 
 def work(url: str, ready: Barrier, stop: "Synchronized[int]", tally: Tally) -> None:
-    """One process."""
+    """One process, as the command line runs it."""
+    exempt_imports_from_collection()
     asyncio.run(_work(url, ready, stop, tally))
 
 

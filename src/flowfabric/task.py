@@ -19,19 +19,8 @@ from typing import Final, Generic, Literal, NamedTuple, ParamSpec, TypedDict, Ty
 
 import msgspec
 
-from flowfabric.core import policies
+from flowfabric.core import checks, policies
 from flowfabric.core.bounds import WORKER_DEATHS_MAX
-from flowfabric.core.checks import (
-    ENCODED,
-    check_bool,
-    check_int,
-    check_name,
-    check_names,
-    check_priority,
-    check_required,
-    check_version,
-    kind_of,
-)
 from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
@@ -129,8 +118,8 @@ class Retry:
 
     def __post_init__(self) -> None:
         """A mistake that only a failure brings to light would hide that failure."""
-        check_int("retry.max_retries", self.max_retries, 0, policies.COUNT_MAX)
-        check_bool("retry.jitter", self.jitter)
+        checks.check_int("retry.max_retries", self.max_retries, 0, policies.COUNT_MAX)
+        checks.check_bool("retry.jitter", self.jitter)
         multiplier: object = self.multiplier
         if not isinstance(multiplier, int | float) or isinstance(multiplier, bool):
             raise InvalidInput("retry.multiplier", "must be a number", multiplier)
@@ -237,10 +226,10 @@ class TaskSettings:
         if not isinstance(retry, Retry | None):
             raise InvalidInput("retry", "must be a Retry, such as Retry(max_retries=3)", retry)
         parse_lane_id(self.lane)
-        check_priority(self.priority)
+        checks.check_priority(self.priority)
         if self.executor not in get_args(Executor):
             raise InvalidInput("executor", "must be thread or process", self.executor)
-        check_names("capabilities", self.capabilities)
+        checks.check_names("capabilities", self.capabilities)
         _ = self.budgets
 
     @cached_property
@@ -252,7 +241,7 @@ class TaskSettings:
     def policy(self) -> policies.ExecutionPolicy | None:
         """None when everything is as it would be anyway."""
         timeout_ms = policies.optional_duration_ms("timeout", self.timeout)
-        required = check_required(list(self.capabilities))
+        required = checks.check_required(list(self.capabilities))
         retention = policies.RetentionPolicy(
             completed_ms=policies.optional_duration_ms("keep", self.keep),
             failed_ms=policies.optional_duration_ms("keep_failed", self.keep_failed),
@@ -280,9 +269,9 @@ class TaskSettings:
 def check_budgets(given: object) -> tuple[str, ...]:
     """The name of a budget, or those of several, each once."""
     names = [given] if isinstance(given, str) else given
-    check_names("budget", names)
+    checks.check_names("budget", names)
     assert isinstance(names, Iterable)
-    return tuple(sorted({check_name("budget", each) for each in names}))
+    return tuple(sorted({checks.check_name("budget", each) for each in names}))
 
 
 class Call(Generic[R_co]):
@@ -314,8 +303,8 @@ class Task(Generic[P, R_co]):
     ) -> None:
         self._kinds = kinds
         self.name = parse_execution_kind(name)
-        self.version = check_version(version)
-        self.kind = parse_execution_kind(kind_of(name, version))
+        self.version = checks.check_version(version)
+        self.kind = parse_execution_kind(checks.kind_of(name, version))
         """The kind of its executions."""
         self.owner: object = None
         """The app it was declared on."""
@@ -346,7 +335,7 @@ class Task(Generic[P, R_co]):
             check_keys(self.name, self.limits, self.arguments)
             if self.arguments.resources and settings.executor == "process":
                 raise InvalidInput("executor", "resources cannot be passed to another process")
-            result_codec(function)
+            _ = self._result_codec
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R_co]:
         return Call(self, self.arguments.encode(args, kwargs))
@@ -358,9 +347,13 @@ class Task(Generic[P, R_co]):
     def arguments(self) -> "Arguments":
         return Arguments(self.name, self.function, self._kinds)
 
-    @property
+    @cached_property
     def takes_context(self) -> bool:
         return self.arguments.takes_context
+
+    @cached_property
+    def _result_codec(self) -> "ResultCodec":
+        return result_codec(self.function)
 
     def encode_result(self, value: object) -> bytes:
         """The result as it is stored; one that nobody could read by the annotation is refused."""
@@ -369,10 +362,10 @@ class Task(Generic[P, R_co]):
         return data
 
     def decode_result(self, data: bytes | None) -> R_co:
-        if data and data.startswith(ENCODED):
+        if data and data.startswith(checks.ENCODED):
             raise InvalidInput(f"the result of {self.name}", UNREADABLE)
         try:
-            result: R_co = result_codec(self.function).decoder.decode(data or b"null")
+            result: R_co = self._result_codec.decoder.decode(data or b"null")
         except msgspec.DecodeError as error:
             raise InvalidInput(
                 f"the result of {self.name}", f"does not fit its return annotation: {error}"
@@ -528,7 +521,7 @@ class Arguments:
 
     def decode(self, payload: bytes) -> Bound:
         """Raises `InvalidInput` that names the argument."""
-        if payload.startswith(ENCODED):
+        if payload.startswith(checks.ENCODED):
             raise InvalidInput(f"payload of {self._name}", UNREADABLE)
         try:
             values = self._decoder.decode(payload or b"{}")

@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from flowfabric import Engine
+import pytest
+
+from flowfabric import Engine, connect
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.events import START, Event, LeaseEventType
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.results import Renewed
 from flowfabric.errors import ExecutionNotActive, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.worker.leases import BEATS_PER_LEASE, Heartbeat, HeldLease, clock_s
+from flowfabric.worker.leases import BEATS_PER_LEASE, QUEUES_MAX, Heartbeat, HeldLease, clock_s
 from tests.races.given import claim, create, running
 from tests.races.rival import DEADLOCKS, Rival, connected
 
@@ -178,3 +180,17 @@ async def test_a_renewal_takes_its_turn_at_a_row_that_is_locked_without_a_break(
         await holder.execute("commit")
     await heartbeat.stop()
     assert lease.may_be_live()
+
+
+async def test_a_heartbeat_that_stops_while_renewals_wait_for_locked_rows_says_nothing(
+    engine: Engine, rival: Rival, postgres_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One more than wait at a time: it would begin when the engine has been closed."""
+    heartbeat = Heartbeat(PATIENT_TTL_MS / 1_000, lambda: connect(postgres_database), engine)
+    for claimed in await running(engine, QUEUES_MAX + 1):
+        heartbeat.add(HeldLease(claimed, clock_s()))
+    async with rival.holding("select from live for update"):
+        heartbeat.start()
+        await rival.until_waiting(QUEUES_MAX)
+        await heartbeat.stop()
+    assert caplog.messages == []

@@ -422,12 +422,16 @@ def worker(
         return run_several(_commands(processes, health_port))
     if one_of_several:
         stop_with_starter()
-    # What has been imported stays. Looking through all of it for garbage, again and again,
-    # would stop every task for as long as that takes.
-    gc.collect()
-    gc.freeze()
+    exempt_imports_from_collection()
     asyncio.run(_work(app, settings, health_port))
     return options.OK
+
+
+def exempt_imports_from_collection() -> None:
+    """What has been imported stays. Looking through all of it for garbage, again and again,
+    would stop every task for as long as that takes."""
+    gc.collect()
+    gc.freeze()
 
 
 def _commands(processes: int, health_port: int | None) -> list[list[str]]:

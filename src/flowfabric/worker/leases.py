@@ -18,7 +18,7 @@ from typing import Final
 
 from flowfabric import errors
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX
-from flowfabric.core.handles import Handle, HandleKind
+from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.engine.creation import BrokenBy
@@ -46,6 +46,7 @@ class HeldLease:
     def __init__(self, claimed: Claimed, asked_at_s: float) -> None:
         """`asked_at_s` is the time by `clock_s` just before the claim was sent."""
         self.claimed = claimed
+        self.handle = claimed.handle
         self.ttl_s = claimed.handle.lease_ttl_ms / 1_000
         self.valid_until_s = asked_at_s + self.ttl_s
         self.on_lost: Callable[[str], None] | None = None
@@ -64,10 +65,6 @@ class HeldLease:
         """Set when the end has been reported: losing the lease means nothing any more."""
         self._store_ms_at_zero = claimed.lease_expires_at_ms - claimed.handle.lease_ttl_ms
         self._zero_s = clock_s()
-
-    @property
-    def handle(self) -> Handle:
-        return self.claimed.handle
 
     @property
     def first_run(self) -> bool:
@@ -349,7 +346,7 @@ class Heartbeat:
             else:
                 await self._beat_with_own_engine(self._connect)
         finally:
-            for watch in [*watches, *self._queueing.values()]:
+            for watch in watches:
                 watch.cancel()
 
     async def _beat_with_own_engine(self, connect: Connect) -> None:
@@ -366,12 +363,19 @@ class Heartbeat:
                 await self._beat_forever()
 
     async def _beat_forever(self) -> None:
-        while not self._stopping:
-            self._renew_at_once = False
-            pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
-            if not await self._beat():
-                pause_s = min(RETRY_S, pause_s)
-            await self._rest(pause_s)
+        try:
+            while not self._stopping:
+                self._renew_at_once = False
+                pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
+                if not await self._beat():
+                    pause_s = min(RETRY_S, pause_s)
+                await self._rest(pause_s)
+        finally:
+            # They need the engine, which may be closed next.
+            queueing = list(self._queueing.values())
+            for each in queueing:
+                each.cancel()
+            await asyncio.gather(*queueing, return_exceptions=True)
 
     async def _rest(self, pause_s: float) -> None:
         """Until the next renewal is due; look meanwhile, when told to, for leases taken away."""
