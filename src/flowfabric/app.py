@@ -489,8 +489,9 @@ class App(Feed, Registry):
         stop: asyncio.Event | None = None,
         signals: bool = True,
     ) -> None:
-        """Run tasks until `stop` is set or SIGTERM or SIGINT arrives; a second one stops now.
+        """Run tasks until `stop` is set or SIGTERM or SIGINT arrives.
 
+        A second signal stops handlers now, and so does cancelling this.
         `lanes` are those of the app's tasks unless given. `settings` has the rest; what is given
         beside it counts for more. While the database is away it waits, from the start; it raises
         `DatabaseGone` once its SQLite file was deleted or replaced.

@@ -495,3 +495,32 @@ async def test_a_worker_that_has_stopped_serves_nothing_any_more(app: App) -> No
     assert (await app.engine.list_workers()).workers == ()
     waiting = await app.submit(idle)
     assert (await waiting.why()).cause is Cause.NO_WORKER
+
+
+async def test_cancelling_a_worker_hands_back_what_it_runs(app: App) -> None:
+    """As a program does that runs one among its own tasks, and ends."""
+    begun: asyncio.Queue[None] = asyncio.Queue()
+    ended = asyncio.Event()
+
+    @app.task(concurrency=1)
+    async def work(ctx: Context) -> int:
+        begun.put_nowait(None)
+        if ctx.attempt_index == 0 and not ended.is_set():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return ctx.attempt_index
+
+    async with app:
+        run = await app.submit(work)
+        worker = asyncio.create_task(app.run_worker(signals=False))
+        await begun.get()
+        worker.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await worker
+        assert ended.is_set()
+        assert (await app.engine.list_workers()).workers == ()
+        async with working(app):
+            # Sooner than its lease would have run out.
+            assert await run.result(timeout="20s") == 1

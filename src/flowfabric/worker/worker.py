@@ -329,8 +329,20 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop` is called and everything has been handed back.
 
-        Raises `DatabaseGone` when the file was deleted or replaced.
+        Cancelling this stops handlers now, and hands back what they had. Raises `DatabaseGone` when
+        the file was deleted or replaced.
         """
+        # A task of its own: a claim that is cancelled may leave leases behind that nobody knows of.
+        running = asyncio.create_task(self._run())
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop()
+            self.stop()
+            await running
+            raise
+
+    async def _run(self) -> None:
         log.info("worker %s starts", self.settings.worker_instance_id)
         namespace = self._namespace
         announcing = asyncio.create_task(
