@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.policies import Duration, duration_ms
+from flowfabric.core.states import TERMINAL_STATES, BlockingReason, PublicState
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import ExecutionFilter
@@ -37,6 +39,8 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 ROUNDS_MAX: Final = 10_000
 """How often `drain` looks for more before it takes the work for endless."""
 PAGE: Final = 1_000
+UNENDED: Final = tuple(sorted(set(PublicState) - TERMINAL_STATES))
+UNENDED_NAMED_MAX: Final = 5
 PATIENCE: Final = "5s"
 """How long `drain` waits, by the machine's clock, for handlers that wait for something outside."""
 
@@ -254,8 +258,9 @@ class LocalApp(App):
             self._pause,
             self._move_to,
         )
-        ran = 0
+        ran, began_s = 0, time.monotonic()
         try:
+            await worker.register()
             for _ in range(ROUNDS_MAX):
                 acted = await run_due(opened.engine)
                 now = await worker.run_ready(patience_s)
@@ -266,7 +271,16 @@ class LocalApp(App):
                     return ran
         finally:
             await worker.close()
-        raise OperationTimeout("drain: the work does not end", ROUNDS_MAX)
+        took_ms = round((time.monotonic() - began_s) * 1_000)
+        why = f"after {ROUNDS_MAX:,} rounds more is ready or due, of {await self._unended()}"
+        raise OperationTimeout("drain: the work does not end and", took_ms, why)
+
+    async def _unended(self) -> str:
+        """What has not ended, for people."""
+        page = await self.engine.find_executions(
+            ExecutionFilter(states=UNENDED), limit=UNENDED_NAMED_MAX
+        )
+        return ", ".join(f"{e.execution_kind} {uuid_of(e.execution_id)}" for e in page.executions)
 
     async def submitted(self, task: Task[..., object]) -> list[dict[str, object]]:
         """The arguments of every execution of a task, oldest first."""
@@ -291,10 +305,20 @@ class LocalApp(App):
         ]
         if self.engine.claims_again_in_s is not None:
             work.append(math.ceil(self.engine.claims_again_in_s * 1_000))
+        if "budget_reset" in waits and await self._waits_for_budget():
+            work.append(waits["budget_reset"])
         if not work:
             return False
         self.clock.advance(ms=max(0, min(work)))
         return True
+
+    async def _waits_for_budget(self) -> bool:
+        """Whether a reset lets anything start. Without that, resets go on for ever."""
+        ready = ExecutionFilter(states=(PublicState.WAITING,))
+        page = await self.engine.find_executions(ready, limit=PAGE)
+        return any(
+            each.blocking_reason is BlockingReason.WAITING_FOR_BUDGET for each in page.executions
+        )
 
     async def close(self) -> None:
         for each in self.adopted:

@@ -151,3 +151,68 @@ async def test_a_cancelled_drain_ends_its_attempts(app: LocalApp) -> None:
         await drain
     assert not [task for task in asyncio.all_tasks() if "fp:" in task.get_name()]
     assert await run.state() is PublicState.WAITING
+
+
+@shop.task(rate_limit="1/m")
+async def limited(number: int) -> None: ...
+
+
+@shop.task(budget="team")
+async def paid() -> None: ...
+
+
+numbers: list[int] = []
+
+
+@shop.task
+async def counted(number: int) -> None:
+    numbers.append(number)
+
+
+@shop.task
+async def comes_again(ctx: Context) -> None:
+    while True:
+        await ctx.sleep("1s")
+
+
+async def test_why_tells_of_the_limit_that_holds_work_up(app: LocalApp) -> None:
+    await app.submit(limited, 1)
+    second = await app.submit(limited, 2)
+    await app.drain()
+    assert str(await second.why()) == (
+        "It waits for its limit 'limited': 1 of 1 started in the last 1m, room in 1m; 0 ahead."
+    )
+    with pytest.raises(ExecutionNotTerminal, match="It waits for its limit 'limited'"):
+        await second.result()
+
+
+async def test_skipping_time_comes_to_the_reset_of_a_budget_that_work_waits_for(
+    app: LocalApp,
+) -> None:
+    await app.budgets.create("team", hard={"tokens": 5}, reset_every="1d")
+    await app.budgets.report("team", {"tokens": 5})
+    before_ms = app.clock.now_ms()
+    run = await app.submit(paid)
+    assert await app.drain() == 0
+    assert await app.drain(skip_time=True) == 1
+    await run.result()
+    assert app.clock.now_ms() - before_ms == 24 * 60 * 60 * 1_000
+    # Nothing waits for the next one.
+    assert await app.drain(skip_time=True) == 0
+
+
+async def test_what_was_submitted_first_begins_first(app: LocalApp) -> None:
+    for number in range(20):
+        await app.submit(counted, number)
+    numbers.clear()
+    await app.drain()
+    assert numbers == list(range(20))
+
+
+async def test_work_that_never_ends_is_named(
+    app: LocalApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testing, "ROUNDS_MAX", 10)
+    run = await app.submit(comes_again)
+    with pytest.raises(OperationTimeout, match=f"of comes_again {run.execution_id[-36:]}"):
+        await app.drain(skip_time=True)

@@ -13,6 +13,7 @@ from flowfabric.core.ids import (
     LAST_UUID,
     FlowId,
     PartitionConfig,
+    Stamps,
     flow_execution_id,
     flow_partition,
     make_execution_id,
@@ -256,7 +257,7 @@ def test_new_ids_are_canonical_ordered_and_in_the_partition_of_their_uuid(
     now_ms: int, entropy: bytes
 ) -> None:
     partitions = PartitionConfig()
-    made = new_execution_ids(now_ms, entropy[: len(entropy) // 8 * 8], partitions)
+    made = new_execution_ids(now_ms << 12, entropy[: len(entropy) // 8 * 8], partitions)
     uuids = [uuid_of(parse_execution_id(each)) for each in made]
     assert made == [solo_execution_id(each, partitions) for each in uuids]
     assert uuids == sorted(set(uuids))
@@ -266,13 +267,26 @@ def test_new_ids_are_canonical_ordered_and_in_the_partition_of_their_uuid(
 
 
 def test_new_ids_stay_ordered_beyond_what_a_millisecond_has_room_for() -> None:
-    made = new_execution_ids(5, bytes(8 * 5_000), PartitionConfig())
+    made = new_execution_ids(5 << 12, bytes(8 * 5_000), PartitionConfig())
     uuids = [uuid_of(each) for each in made]
     assert uuids == sorted(set(uuids))
     assert uuids[4_095:4_097] == [
         "00000000-0005-7fff-8000-000000000000",
         "00000000-0006-7000-8000-000000000000",
     ]
+
+
+@given(asked=st.lists(st.tuples(st.integers(0, 2_000_000), st.integers(1, 5_000)), min_size=1))
+def test_stamps_are_later_than_those_before_and_no_earlier_than_the_time(
+    asked: list[tuple[int, int]],
+) -> None:
+    """Also where the clock is set back, or more are taken than a moment has room for."""
+    stamps, end = Stamps(), 0
+    for now_ns, count in asked:
+        first = stamps.take(now_ns, count)
+        assert first >= end
+        assert first == max(end, now_ns * 4_096 // 1_000_000)
+        end = first + count
 
 
 @given(entropy=st.binary(min_size=16, max_size=16))

@@ -127,6 +127,9 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """The same in a few words, for lists."""
     detail: dict[str, str | int | None] = {}
 
+    def __str__(self) -> str:
+        return self.sentence
+
 
 class Surroundings(Struct, frozen=True, kw_only=True):
     """What else decides whether an execution runs."""

@@ -195,7 +195,7 @@ LAST_UUID: Final = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _COUNTED: Final = 12
-"""Bits of a new uuid that tell apart those of one batch and one millisecond."""
+"""Bits of a new uuid that tell apart those of one millisecond."""
 _VERSION_4: Final = bytes(byte & 0x0F | 0x40 for byte in range(256))
 _VARIANT_1: Final = bytes(byte & 0x3F | 0x80 for byte in range(256))
 _TAG_OPEN: Final = "{fp:"
@@ -413,10 +413,23 @@ def uuid7(now_ns: int, entropy: bytes) -> str:
     return _hyphenate(f"{now_ms:012x}{high:04x}{low:016x}")
 
 
+class Stamps:
+    """Times to make ids of, never the same one twice: what is submitted first sorts first."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def take(self, now_ns: int, count: int) -> int:
+        """The first of so many in a row."""
+        first = max((now_ns << _COUNTED) // 1_000_000, self._next)
+        self._next = first + count
+        return first
+
+
 def new_execution_ids(
-    now_ms: int, entropy: bytes, partitions: PartitionConfig
+    first_stamp: int, entropy: bytes, partitions: PartitionConfig
 ) -> list[ExecutionId]:
-    """Ids of executions that belong to no flow, from the time and eight random bytes each.
+    """Ids of executions that belong to no flow, from stamps in a row and eight random bytes each.
 
     They are ordered: what is submitted together is claimed in the order it was given.
     """
@@ -424,7 +437,7 @@ def new_execution_ids(
     tails[0::8] = tails[0::8].translate(_VARIANT_1)
     made: list[ExecutionId] = []
     for place in range(len(entropy) // 8):
-        stamp = (now_ms << _COUNTED) + place
+        stamp = first_stamp + place
         head = stamp >> _COUNTED << 16 | 0x7000 | stamp & 0x0FFF
         uuid = head.to_bytes(8) + tails[place * 8 : place * 8 + 8]
         partition = crc16_xmodem(uuid) % partitions.num_flow

@@ -437,8 +437,8 @@ class Creation(unit.Group):
         ]
 
     def _new_ids(self, count: int) -> list[ExecutionId]:
-        now_ms = time.time_ns() // 1_000_000
-        return new_execution_ids(now_ms, os.urandom(8 * count), self.shell.deployment.partitions)
+        first = self.shell.stamps.take(time.time_ns(), count)
+        return new_execution_ids(first, os.urandom(8 * count), self.shell.deployment.partitions)
 
     def check_payload(self, payload: object, encoding: str | None) -> bytes:
         """A payload as it is stored."""

@@ -167,6 +167,7 @@ class Shell(KnowsRoutes):
         self.config = config
         self.deployment = deployment
         self.values = values
+        self.stamps = ids.Stamps()
         self.commits = True
         """Whether operations commit what they write, or their caller does."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from flowfabric.core.bounds import LEASE_TTL_MS_MAX
+from flowfabric.core.bounds import LEASE_TTL_MS_MAX, LIVENESS_TTL_MS_MAX
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import OperationTimeout
 from flowfabric.outages import first_of
@@ -18,6 +18,7 @@ from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.services import Shared
 
+NAME: Final = "inline"
 BATCH: Final = 100
 THREADS: Final = 8
 PROCESSES: Final = 1
@@ -48,6 +49,9 @@ class InlineWorker:
         self._engine = engine
         self._namespace = namespace
         self._tasks = tasks
+        settings = [task.settings for task in tasks.values()]
+        self._lanes = sorted({each.lane for each in settings})
+        self._capabilities = sorted({need for each in settings for need in each.capabilities})
         self.middleware = middleware
         self._move_to = move_to
         self._left: set[RunningAttempt] = set()
@@ -65,33 +69,46 @@ class InlineWorker:
             pause=pause,
         )
 
+    async def register(self) -> None:
+        """Say what it serves, so that `why` knows what the work it has not run waits for."""
+        if self._tasks:
+            await self._engine.register_worker(
+                self._lanes,
+                worker_id=NAME,
+                worker_instance_id=NAME,
+                liveness_ttl_ms=LIVENESS_TTL_MS_MAX,
+                capabilities=self._capabilities,
+                kinds=list(self._tasks),
+                namespace=self._namespace,
+            )
+
     async def run_ready(self, patience_s: float = PATIENCE_S) -> int:
         """Run one batch of what is ready to its end; return how many there were.
 
         Of handlers that take longer than `patience_s`, those with a timeout meet it by the
         clock; the others are stopped and handed back, and `OperationTimeout` names them.
         """
-        settings = [task.settings for task in self._tasks.values()]
-        if not settings:
+        if not self._tasks:
             return 0
         claimed = await self._engine.claim_many(
-            sorted({each.lane for each in settings}),
+            self._lanes,
             limit=BATCH,
-            worker_id="inline",
-            worker_instance_id="inline",
+            worker_id=NAME,
+            worker_instance_id=NAME,
             kinds=list(self._tasks),
             namespace=self._namespace,
             lease_ttl_ms=LEASE_TTL_MS_MAX,
-            capabilities=sorted({need for each in settings for need in each.capabilities}),
+            capabilities=self._capabilities,
         )
         # Nobody else is there to take a lease, and hardly any time passes while one is held.
-        self._left = {
+        attempts = [
             RunningAttempt(
                 self._shared, HeldLease(each, math.inf), self._tasks[each.execution_kind], self
             )
             for each in claimed
-        }
-        for attempt in tuple(self._left):
+        ]
+        self._left = set(attempts)
+        for attempt in attempts:
             attempt.start()
         if claimed:
             await self._run(patience_s)
