@@ -1,6 +1,7 @@
 """`workers` and the counts of `lanes list`."""
 
 from flowfabric import Engine
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.creation import NewExecution
 from tests.cli.command import run
 
@@ -90,3 +91,21 @@ async def test_lanes_are_listed_with_what_is_in_them(engine: Engine, url: str) -
         "running": 1,
         "held": 0,
     }
+
+
+async def test_workers_beyond_the_first_page_count(engine: Engine, url: str) -> None:
+    """Those that serve the task come last by name."""
+    await engine.create_execution(NewExecution(execution_kind="send", namespace="shop"))
+    for number in range(PAGE_MAX):
+        await engine.register_worker(
+            ["other"],
+            worker_id="pool",
+            worker_instance_id=f"v-{number:04}",
+            liveness_ttl_ms=TTL_MS,
+        )
+    await register(engine, "w-1", "shop")
+    assert "no worker" not in run("ls", url=url).out
+    assert f"{PAGE_MAX + 1} are there" in run("doctor", url=url).out
+    assert len(run("workers", "list", "--json", url=url).documents) == PAGE_MAX + 1
+    ran = run("workers", "dead", "w-1", url=url)
+    assert (ran.status, ran.out) == (0, "w-1 is dead; 0 executions handed to others\n")

@@ -6,7 +6,6 @@ from typing import Final
 import click
 from rich.text import Text
 
-from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.budgets import refuse_breach
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
@@ -16,6 +15,7 @@ from flowfabric.core.budgets import EnforcementMode, OnHardLimit, OnSoftLimit
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.paging import pages
 
 COLUMNS: Final = (
     flexible("BUDGET"),
@@ -82,27 +82,18 @@ def budgets() -> None:
 
 
 @budgets.command("list")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def list_budgets(engine: Engine, target: options.Target) -> None:
     """List budgets. With --json: one per line."""
-    found: list[BudgetStatus] = []
-    cursor: tuple[str, str] | None = None
-    while True:
-        page = await engine.list_budgets(namespace=target.scope(), cursor=cursor, limit=PAGE_MAX)
-        found += page.budgets
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    await _show(engine, target, found)
+    found = pages(
+        lambda at: engine.list_budgets(namespace=target.scope(), cursor=at, limit=PAGE_MAX)
+    )
+    await _show(engine, target, [budget async for page in found for budget in page.budgets])
 
 
 @budgets.command("show")
 @click.argument("budget")
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def show_budget(engine: Engine, target: options.Target, budget: str) -> None:
     """Show what is used, reserved and left of BUDGET."""
     await _show(engine, target, [await _status(engine, target, budget)])
@@ -118,9 +109,7 @@ async def show_budget(engine: Engine, target: options.Target, budget: str) -> No
 @ON_SOFT
 @click.option("--lane", help="Attach whatever runs in this lane.")
 @click.option("--task", help="Attach all runs of this task.")
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def create_budget(
     engine: Engine,
     target: options.Target,
@@ -140,7 +129,7 @@ async def create_budget(
     scope, scope_id = ("lane", lane) if lane is not None else ("kind", task)
     definition = BudgetDefinition(
         budget_id=budget,
-        namespace=_namespace(target),
+        namespace=target.own_namespace(),
         scope_type="tenant" if scope_id is None else scope,
         scope_id=scope_id or "",
         hard_limits=dict(hard),
@@ -162,9 +151,7 @@ async def create_budget(
 @MODE
 @ON_HARD
 @ON_SOFT
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def set_budget(
     engine: Engine,
     target: options.Target,
@@ -185,18 +172,16 @@ async def set_budget(
         on_hard_limit=on_hard_limit,
         on_soft_limit=on_soft_limit,
     )
-    changed = await engine.update_budget(budget, update, namespace=_namespace(target))
+    changed = await engine.update_budget(budget, update, namespace=target.own_namespace())
     await _show(engine, target, [changed])
 
 
 @budgets.command("reset")
 @click.argument("budget")
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def reset_budget(engine: Engine, target: options.Target, budget: str) -> None:
     """Start a new period of BUDGET now: nothing is used."""
-    await engine.reset_budget(budget, namespace=_namespace(target))
+    await engine.reset_budget(budget, namespace=target.own_namespace())
     await _show(engine, target, [await _status(engine, target, budget)])
 
 
@@ -204,9 +189,7 @@ async def reset_budget(engine: Engine, target: options.Target, budget: str) -> N
 @click.argument("budget")
 @click.argument("amounts", type=AMOUNT, nargs=-1, required=True, metavar="DIMENSION=AMOUNT...")
 @click.option("--key", help="Count it once, however often it is reported under this key.")
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def report_usage(
     engine: Engine,
     target: options.Target,
@@ -220,31 +203,20 @@ async def report_usage(
         [name for name, _ in amounts],
         [amount for _, amount in amounts],
         dedup_key=key,
-        namespace=_namespace(target),
+        namespace=target.own_namespace(),
     )
     refuse_breach(budget, outcome, dict(amounts))
     await _show(engine, target, [await _status(engine, target, budget)])
 
 
-def _namespace(target: options.Target) -> str:
-    return target.scope() or DEFAULT_NAMESPACE
-
-
 async def _status(engine: Engine, target: options.Target, budget: str) -> BudgetStatus:
-    return await engine.get_budget_status(budget, namespace=_namespace(target))
+    return await engine.get_budget_status(budget, namespace=target.own_namespace())
 
 
 async def _show(engine: Engine, target: options.Target, found: Sequence[BudgetStatus]) -> None:
-    if target.json:
-        for budget in found:
-            screen.emit(budget)
-        return
-    if not found:
-        screen.err().print("[dim]No budgets.[/]")
-        return
     now_ms = await engine.server_time_ms()
     rows = [row for budget in found for row in _rows(budget, now_ms)]
-    screen.out().print(screen.table(COLUMNS, rows))
+    screen.show(found, COLUMNS, rows, as_json=target.json, nothing="No budgets.")
 
 
 def _rows(budget: BudgetStatus, now_ms: int) -> list[tuple[str | Text, ...]]:

@@ -12,9 +12,10 @@ from msgspec import Struct
 from rich.text import Text
 
 from flowfabric.cli import options, screen
+from flowfabric.cli.operators import every_lane
 from flowfabric.cli.options import Target, check_file, target_options
+from flowfabric.cli.workers import every_worker
 from flowfabric.connection import connect, migrate
-from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.diagnosis import Complaint, Wrong
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState
@@ -194,7 +195,7 @@ async def _hints(engine: Engine) -> Sequence[Finding]:
 
 
 async def _workers(engine: Engine) -> Sequence[Finding]:
-    count = len((await engine.list_workers()).workers)
+    count = len(await every_worker(engine))
     if count:
         says = f"{count} {'is' if count == 1 else 'are'} there"
         return [Finding("workers", Verdict.FINE, says)]
@@ -220,12 +221,12 @@ async def _overdue(engine: Engine) -> Sequence[Finding]:
 
 
 async def _lanes(engine: Engine) -> Sequence[Finding]:
-    page = await engine.list_lanes(limit=PAGE_MAX)
-    closed = [lane for lane in page.lanes if lane.state is not LaneState.ACTIVE]
+    lanes = await every_lane(engine)
+    closed = [lane for lane in lanes if lane.state is not LaneState.ACTIVE]
     if closed:
         says = ", ".join(f"{lane.lane_id} is {lane.state}" for lane in closed)
         return [Finding("lanes", Verdict.WARNING, says, "flowfabric lanes resume LANE")]
-    return [Finding("lanes", Verdict.FINE, f"{len(page.lanes)} known, all active")]
+    return [Finding("lanes", Verdict.FINE, f"{len(lanes)} known, all active")]
 
 
 async def _audit(engine: Engine) -> Sequence[Finding]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
+from flowfabric.cli.workers import every_worker
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import split_kind
 from flowfabric.core.ids import ExecutionId
@@ -136,9 +137,7 @@ ATTEMPT_COLUMNS: Final = (
 @click.command("ls")
 @options.filter_options
 @options.limit_option
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def ls(engine: Engine, target: options.Target, chosen: options.Chosen, limit: int) -> None:
     """List executions, newest first.
 
@@ -184,7 +183,7 @@ async def _unserved(
 ) -> dict[str, str]:
     """What waits for a worker that does not exist."""
     due = [each for each in found if wants_worker(each, now_ms)]
-    present = (await engine.list_workers()).workers if due else ()
+    present = await every_worker(engine) if due else []
     required: dict[ExecutionId, tuple[str, ...]] = {}
     for start in range(0, len(due) if present else 0, PAGE_MAX):
         page = [each.execution_id for each in due[start : start + PAGE_MAX]]
@@ -322,9 +321,7 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
 
 @click.command("show", short_help="Show one execution: steps, attempts, payload, result.")
 @click.argument("execution_id", metavar="ID")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def show(engine: Engine, target: options.Target, execution_id: str) -> None:
     """Show one execution with its steps, children, attempts and their tracebacks, payload and
     result.
@@ -443,9 +440,7 @@ def what_ended(attempt: Attempt) -> str | None:
 
 @click.command("why", short_help="Say why an execution is not running.")
 @click.argument("execution_id", metavar="ID")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def why(engine: Engine, target: options.Target, execution_id: str) -> None:
     """Say in one sentence why an execution is not running."""
     found = await target.find(engine, execution_id)

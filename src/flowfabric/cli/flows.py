@@ -1,6 +1,7 @@
 """`flow`: list, show, cancel."""
 
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import Final
 
 import click
@@ -17,6 +18,8 @@ from flowfabric.core.results import CancellationScheduled, PartiallyCancelled
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import FlowListItem, FlowStatus
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.flow_reads import FlowPage
+from flowfabric.engine.paging import pages
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.flows.graph import FlowGraph, flow_state, print_graph, read_graph
 
@@ -47,37 +50,24 @@ def flow() -> None:
     help="Only these; active is what has not ended: running, blocked or open in `flow show`.",
 )
 @options.limit_option
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def list_flows(
     engine: Engine, target: options.Target, states: tuple[str, ...], limit: int
 ) -> None:
     """List flows, newest first. With --json: one per line."""
     found, more = await _newest(engine, target.scope(), states, limit)
-    if target.json:
-        for each in found:
-            screen.emit(each)
-        return
-    if not found:
-        screen.err().print("[dim]No flows match.[/]")
-        return
     now_ms = await engine.server_time_ms()
-    screen.out().print(
-        screen.table(
-            COLUMNS,
-            [
-                (
-                    screen.short_id(each.flow_id),
-                    Text(each.status, style=flow_state(_STATES[each.status]).style),
-                    each.flow_kind,
-                    span(now_ms - each.created_at_ms),
-                )
-                for each in found
-            ],
+    rows = [
+        (
+            screen.short_id(each.flow_id),
+            Text(each.status, style=flow_state(_STATES[each.status]).style),
+            each.flow_kind,
+            span(now_ms - each.created_at_ms),
         )
-    )
-    if more:
+        for each in found
+    ]
+    screen.show(found, COLUMNS, rows, as_json=target.json, nothing="No flows match.")
+    if more and not target.json:
         screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
 
 
@@ -86,16 +76,17 @@ async def _newest(
 ) -> tuple[list[FlowListItem], bool]:
     """Flows are kept by id; new ids are larger than old ones, unless given by a program."""
     kept: deque[FlowListItem] = deque(maxlen=limit)
-    count, cursor = 0, None
-    while True:
-        page = await engine.list_flows(namespace=namespace, cursor=cursor, limit=PAGE_MAX)
+    count = 0
+    async for page in _pages(engine, namespace):
         matching = [each for each in page.flows if not states or each.status in states]
         count += len(matching)
         kept.extend(matching)
-        cursor = page.next_cursor
-        if cursor is None:
-            newest = sorted(kept, key=lambda each: (each.created_at_ms, each.flow_id))
-            return newest[::-1], count > limit
+    newest = sorted(kept, key=lambda each: (each.created_at_ms, each.flow_id))
+    return newest[::-1], count > limit
+
+
+def _pages(engine: Engine, namespace: str | None) -> AsyncIterator[FlowPage]:
+    return pages(lambda at: engine.list_flows(namespace=namespace, cursor=at, limit=PAGE_MAX))
 
 
 async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> str:
@@ -116,13 +107,10 @@ async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> 
     if len(part) < ID_PART_CHARS_MIN:
         raise InvalidInput("flow_id", f"give at least {ID_PART_CHARS_MIN} characters of it", text)
     found: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_flows(namespace=namespace, cursor=cursor, limit=PAGE_MAX)
+    async for page in _pages(engine, namespace):
         ids = [each.flow_id for each in page.flows]
         found += [each for each in ids if each.startswith(part) or each.endswith(part)]
-        cursor = page.next_cursor
-        if cursor is None or len(found) > 1:
+        if len(found) > 1:
             break
     if not found:
         raise NotFound("flow", text)
@@ -134,9 +122,7 @@ async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> 
 @flow.command("show")
 @click.argument("flow_id", metavar="ID")
 @click.option("--all", "every_node", is_flag=True, help="A line for every node, however many.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def show_flow(engine: Engine, target: options.Target, flow_id: str, every_node: bool) -> None:
     """Show a flow: its nodes, who waits for whom, and how they are doing.
 
@@ -191,9 +177,7 @@ async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
 )
 @click.option("--reason", default="cancelled from the command line", show_default=True)
 @click.option("--wait", metavar="DURATION", help="Until the members have ended, as in 30s.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def cancel_flow(
     engine: Engine, target: options.Target, flow_id: str, policy: str, reason: str, wait: str | None
 ) -> int:

@@ -46,9 +46,7 @@ class LiveDatabase:
 @click.option(
     "--follow/--no-follow", default=True, help="Go on until the execution ends.  [default: follow]"
 )
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def tail(
     engine: Engine,
     target: options.Target,
@@ -160,9 +158,7 @@ ReadLog = Callable[[Subscription[Told]], Awaitable[list[Told]]]
 @click.option("--kind", help="Of executions of this task, in any version or in one.")
 @click.option("--tag", metavar="KEY=VALUE", help="Of executions with this tag.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def events(
     engine: Engine,
     target: options.Target,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import click
+from msgspec import structs
 from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
@@ -13,6 +14,7 @@ from flowfabric.core import gates
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.gates import LimitSource, QuotaPolicy
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.paging import pages
 from flowfabric.limits import rate_text, spec_of, status_of
 
 COLUMNS: Final = (
@@ -38,31 +40,22 @@ def limits() -> None:
 
 
 @limits.command("list")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def list_limits(engine: Engine, target: options.Target) -> None:
     """List limits. With --json: one per line."""
-    found: list[QuotaPolicy] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_limits(namespace=target.scope(), cursor=cursor, limit=PAGE_MAX)
-        found += page.limits
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    _show(target, found)
+    found = pages(
+        lambda at: engine.list_limits(namespace=target.scope(), cursor=at, limit=PAGE_MAX)
+    )
+    _show(target, [policy async for page in found for policy in page.limits])
 
 
 @limits.command("show")
 @click.argument("limit")
 @click.option("--after", help="List keys after this one.")
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def show_limit(engine: Engine, target: options.Target, limit: str, after: str | None) -> None:
     """Show what each value of LIMIT's key uses now: up to a thousand, by key."""
-    policy = await engine.read_limit(limit, namespace=_namespace(target))
+    policy = await engine.read_limit(limit, namespace=target.own_namespace())
     page = await engine.list_limit_use(policy.quota_policy_id, cursor=after, limit=SHOWN_MAX)
     if target.json:
         screen.emit({"limit": status_of(policy), "keys": page.gates})
@@ -93,9 +86,7 @@ async def show_limit(engine: Engine, target: options.Target, limit: str, after: 
     type=click.Choice(["release", "keep"]),
     help="Whether runs that sleep or wait hold their slots; as it is if not given.",
 )
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def set_limit(
     engine: Engine,
     target: options.Target,
@@ -111,7 +102,7 @@ async def set_limit(
     spec = spec_of(rate, concurrency)
     policy = await engine.set_limit(
         limit,
-        namespace=_namespace(target),
+        namespace=target.own_namespace(),
         window_ms=spec.window_ms,
         max_requests_per_window=spec.max_requests_per_window,
         active_concurrency_cap=spec.active_concurrency_cap,
@@ -122,32 +113,18 @@ async def set_limit(
 
 @limits.command("reset")
 @click.argument("limit")
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def reset_limit(engine: Engine, target: options.Target, limit: str) -> None:
     """Have what programs declare of LIMIT count again."""
-    _show(target, [await engine.reset_limit(limit, namespace=_namespace(target))])
-
-
-def _namespace(target: options.Target) -> str:
-    return target.scope() or DEFAULT_NAMESPACE
+    _show(target, [await engine.reset_limit(limit, namespace=target.own_namespace())])
 
 
 def _show(target: options.Target, found: Sequence[QuotaPolicy]) -> None:
-    if target.json:
-        for policy in found:
-            screen.emit({"namespace": policy.namespace, **_fields(policy)})
-        return
-    if not found:
-        screen.err().print("[dim]No limits.[/]")
-        return
-    screen.out().print(screen.table(COLUMNS, [_row(policy) for policy in found]))
-
-
-def _fields(policy: QuotaPolicy) -> dict[str, object]:
-    status = status_of(policy)
-    return {name: getattr(status, name) for name in status.__struct_fields__}
+    documents = [
+        {"namespace": policy.namespace, **structs.asdict(status_of(policy))} for policy in found
+    ]
+    rows = [_row(policy) for policy in found]
+    screen.show(documents, COLUMNS, rows, as_json=target.json, nothing="No limits.")
 
 
 def _row(policy: QuotaPolicy) -> tuple[str | Text, ...]:

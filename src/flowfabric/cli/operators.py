@@ -1,18 +1,16 @@
 """What operators do: `cancel`, `replay`, `accept`, `priority`, `revoke`, `lanes`, `schedules`."""
 
 import asyncio
-import getpass
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Concatenate, Final, ParamSpec
+from typing import Concatenate, Final, ParamSpec, Protocol
 
 import click
 from msgspec import structs
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import REMARK, fixed, flexible, right
 from flowfabric.core.bounds import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
@@ -25,6 +23,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_operators import BULK_MAX
+from flowfabric.engine.paging import pages
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.workers import LaneCounts
 from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
@@ -49,7 +48,7 @@ def by_id_or_filter(
     def decorate(
         command: Callable[Concatenate[Engine, options.Target, options.Chosen, P], Awaitable[int]],
     ) -> Callable[P, int]:
-        made = options.namespace_option(options.target_options(options.with_engine(command)))
+        made = options.on_engine("any")(command)
         made = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(made)
         if reason is not None:
             made = click.option("--reason", default=reason, show_default=True)(made)
@@ -94,7 +93,7 @@ async def replay(
     """
 
     async def act(ids: Sequence[str]) -> Sequence[object]:
-        return await engine.replay_executions(ids, reason=reason, requested_by=_user())
+        return await engine.replay_executions(ids, reason=reason, requested_by=options.user())
 
     ended = set(TERMINAL_STATES)
     if not chosen.states:
@@ -147,9 +146,7 @@ def _any(_: ExecutionSnapshot) -> bool:
 @click.command("priority", short_help="Move a waiting execution in its queue.")
 @click.argument("execution_id", metavar="ID")
 @click.argument("priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def priority(
     engine: Engine, target: options.Target, execution_id: str, priority: int
 ) -> None:
@@ -168,9 +165,7 @@ async def priority(
 @click.command("revoke", short_help="Take executions from their workers.")
 @click.argument("execution_ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--reason", default="revoked from the command line", show_default=True)
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def revoke(
     engine: Engine, target: options.Target, execution_ids: tuple[str, ...], reason: str
 ) -> int:
@@ -229,13 +224,11 @@ async def _matching_ids(
     engine: Engine, matching: ExecutionFilter, among: Callable[[ExecutionSnapshot], bool]
 ) -> list[ExecutionId]:
     ids: list[ExecutionId] = []
-    cursor: str | None = None
+    found = pages(lambda at: engine.find_executions(matching, cursor=at, limit=PAGE_MAX))
     with screen.err().status("Looking for executions …"):
-        while len(ids) < BULK_MAX:
-            page = await engine.find_executions(matching, cursor=cursor, limit=PAGE_MAX)
+        async for page in found:
             ids += [each.execution_id for each in page.executions if among(each)]
-            cursor = page.next_cursor
-            if cursor is None:
+            if len(ids) >= BULK_MAX:
                 break
     return ids[:BULK_MAX]
 
@@ -306,14 +299,15 @@ def _progress(total: int) -> Progress:
     )
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "cli"
-
-
 # `lanes`: list, pause, resume, drain ----------------------------------------
+
+COUNTED: Final = ("ready", "running", "delayed", "suspended", "held")
+LANE_COLUMNS: Final = (
+    flexible("LANE"),
+    fixed("STATE"),
+    right("SINCE"),
+    *(right(name.upper()) for name in COUNTED),
+)
 
 
 @click.group("lanes")
@@ -322,45 +316,31 @@ def lanes() -> None:
 
 
 @lanes.command("list")
-@options.target_options
-@options.with_engine
+@options.on_engine()
 async def list_lanes(engine: Engine, target: options.Target) -> None:
     """List lanes, and how much work there is in each. With --json: one per line."""
-    found: list[Lane] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_lanes(cursor=cursor, limit=PAGE_MAX)
-        found += page.lanes
-        cursor = page.next_cursor
-        if cursor is None:
-            break
+    lanes = await every_lane(engine)
     counts = {each.lane_id: each for each in await engine.count_lanes()}
-    counted = [(lane, counts.get(lane.lane_id, LaneCounts(lane_id=lane.lane_id))) for lane in found]
-    if target.json:
-        for lane, count in counted:
-            screen.emit({**structs.asdict(lane), **structs.asdict(count)})
-        return
-    if not found:
-        screen.err().print("[dim]No lanes yet: the first execution in a lane creates it.[/]")
-        return
+    counted = [(lane, counts.get(lane.lane_id, LaneCounts(lane_id=lane.lane_id))) for lane in lanes]
     now_ms = await engine.server_time_ms()
-    numbers = ("ready", "running", "delayed", "suspended", "held")
-    rows: list[tuple[Text | str, ...]] = [
-        (
-            lane.lane_id,
-            screen.lane_state(lane.state),
-            screen.ago(_since_ms(lane), now_ms),
-            *(str(getattr(count, name)) for name in numbers),
-        )
-        for lane, count in counted
-    ]
-    columns = [
-        flexible("LANE"),
-        fixed("STATE"),
-        right("SINCE"),
-        *(right(name.upper()) for name in numbers),
-    ]
-    screen.out().print(screen.table(columns, rows))
+    screen.show(
+        [structs.asdict(lane) | structs.asdict(count) for lane, count in counted],
+        LANE_COLUMNS,
+        [_lane_row(lane, count, now_ms) for lane, count in counted],
+        as_json=target.json,
+        nothing="No lanes yet: the first execution in a lane creates it.",
+    )
+
+
+async def every_lane(engine: Engine) -> list[Lane]:
+    found = pages(lambda cursor: engine.list_lanes(cursor=cursor, limit=PAGE_MAX))
+    return [lane async for page in found for lane in page.lanes]
+
+
+def _lane_row(lane: Lane, count: LaneCounts, now_ms: int) -> tuple[Text | str, ...]:
+    since = screen.ago(_since_ms(lane), now_ms)
+    numbers = (str(getattr(count, name)) for name in COUNTED)
+    return lane.lane_id, screen.lane_state(lane.state), since, *numbers
 
 
 def _since_ms(lane: Lane) -> int:
@@ -375,8 +355,7 @@ def _steer_lane(
 ) -> None:
     @lanes.command(name, help=help_text)
     @click.argument("lane")
-    @options.target_options
-    @options.with_engine
+    @options.on_engine()
     async def command(engine: Engine, target: options.Target, lane: str) -> None:
         changed = await operation(engine, lane)
         if target.json:
@@ -409,33 +388,16 @@ def schedules() -> None:
 
 
 @schedules.command("list")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def list_schedules(engine: Engine, target: options.Target) -> None:
     """List schedules. With --json: one per line."""
-    found: list[Schedule] = []
-    cursor: tuple[str, str] | None = None
-    while True:
-        page = await engine.list_schedules(namespace=target.scope(), cursor=cursor, limit=PAGE_MAX)
-        found += page.schedules
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    if target.json:
-        for schedule in found:
-            screen.emit(schedule)
-        return
-    if not found:
-        screen.err().print("[dim]No schedules.[/]")
-        return
-    now_ms = await engine.server_time_ms()
-    screen.out().print(
-        screen.table(
-            COLUMNS,
-            [_row(schedule, now_ms) for schedule in found],
-        )
+    found = pages(
+        lambda at: engine.list_schedules(namespace=target.scope(), cursor=at, limit=PAGE_MAX)
     )
+    schedules = [schedule async for page in found for schedule in page.schedules]
+    now_ms = await engine.server_time_ms()
+    rows = [_row(schedule, now_ms) for schedule in schedules]
+    screen.show(schedules, COLUMNS, rows, as_json=target.json, nothing="No schedules.")
 
 
 def _row(schedule: Schedule, now_ms: int) -> tuple[str | Text, ...]:
@@ -464,17 +426,18 @@ def when(schedule: Schedule) -> str:
             return f"{schedule.expression} {schedule.timezone}"
 
 
-ScheduleAct = Callable[[Engine, str, str], Awaitable[Schedule]]
+class ScheduleAct(Protocol):
+    def __call__(
+        self, engine: Engine, schedule_id: str, /, *, namespace: str
+    ) -> Awaitable[Schedule]: ...
 
 
 def _steer_schedule(name: str, done: str, operation: ScheduleAct, help_text: str) -> None:
     @schedules.command(name, help=help_text)
     @click.argument("schedule")
-    @options.own_namespace_option
-    @options.target_options
-    @options.with_engine
+    @options.on_engine("own")
     async def command(engine: Engine, target: options.Target, schedule: str) -> None:
-        changed = await operation(engine, schedule, target.scope() or DEFAULT_NAMESPACE)
+        changed = await operation(engine, schedule, namespace=target.own_namespace())
         if target.json:
             screen.emit(changed)
         else:
@@ -484,32 +447,19 @@ def _steer_schedule(name: str, done: str, operation: ScheduleAct, help_text: str
             screen.out().print(Text(f"schedule {changed.schedule_id} {done}{next_due}"))
 
 
-async def _pause(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
-    return await engine.pause_schedule(schedule_id, namespace=namespace)
-
-
-async def _resume(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
-    return await engine.resume_schedule(schedule_id, namespace=namespace)
-
-
-async def _remove(engine: Engine, schedule_id: str, namespace: str) -> Schedule:
-    return await engine.remove_schedule(schedule_id, namespace=namespace)
-
-
-_steer_schedule("pause", "is paused", _pause, "Let due times pass without effect.")
-_steer_schedule("resume", "is active", _resume, "Go on with the next due time.")
-_steer_schedule("remove", "is removed", _remove, "Forget it; executions it has created stay.")
+_steer_schedule("pause", "is paused", Engine.pause_schedule, "Let due times pass without effect.")
+_steer_schedule("resume", "is active", Engine.resume_schedule, "Go on with the next due time.")
+_steer_schedule(
+    "remove", "is removed", Engine.remove_schedule, "Forget it; executions it has created stay."
+)
 
 
 @schedules.command("run")
 @click.argument("schedule")
-@options.own_namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def run(engine: Engine, target: options.Target, schedule: str) -> None:
     """Create its execution now, out of turn."""
-    namespace = target.scope() or DEFAULT_NAMESPACE
-    created = await engine.trigger_schedule(schedule, namespace=namespace)
+    created = await engine.trigger_schedule(schedule, namespace=target.own_namespace())
     if target.json:
         screen.emit({"execution_id": created.execution_id})
     else:

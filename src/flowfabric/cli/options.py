@@ -1,6 +1,7 @@
 """Options that commands share: which database, which executions; and what exit statuses mean."""
 
 import asyncio
+import getpass
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path, PurePath
 from shlex import quote
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, Final, Literal, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import click
@@ -18,7 +19,7 @@ from click.core import ParameterSource
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.app import App
+from flowfabric.app import DEFAULT_NAMESPACE, App
 from flowfabric.connection import TOKEN_VARIABLE, connect
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import duration_ms
@@ -71,6 +72,10 @@ class Target(Struct, frozen=True, kw_only=True):
         if self.namespace is not None or self.app is None:
             return self.namespace
         return find_app(self.app).namespace
+
+    def own_namespace(self) -> str:
+        """The one namespace the command is about, where every namespace may have such a thing."""
+        return self.scope() or DEFAULT_NAMESPACE
 
     async def find(self, engine: Engine, text: str) -> ExecutionId:
         """The execution an id or a part of it stands for, in the namespace meant."""
@@ -143,30 +148,40 @@ def _typed(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-namespace_option = click.option(
-    "--namespace", help="In this namespace.  [default: that of the app, or all]"
-)
-"""For a command that has `target_options`, too, and is about what exists."""
-own_namespace_option = click.option(
-    "--namespace", help="In this namespace.  [default: that of the app, or `default`]"
-)
-"""For a command about one thing that every namespace may have under the same name."""
+def on_engine(
+    namespace: Literal["any", "own"] | None = None,
+) -> Callable[[Callable[Concatenate[Engine, Target, P], Awaitable[T]]], Callable[P, T]]:
+    """Makes a coroutine a command: runs it with an open engine, which it closes, and adds
+    `target_options` and --namespace. `any` is for a command about whatever exists, `own` for one
+    about a single thing that every namespace may have under the same name."""
+
+    def decorate(
+        command: Callable[Concatenate[Engine, Target, P], Awaitable[T]],
+    ) -> Callable[P, T]:
+        @wraps(command)
+        def wrapped(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            async def run() -> T:
+                async with await target.open() as engine:
+                    return await command(engine, target, *args, **kwargs)
+
+            return asyncio.run(run())
+
+        made = target_options(wrapped)
+        if namespace is None:
+            return made
+        otherwise = "all" if namespace == "any" else "`default`"
+        help_text = f"In this namespace.  [default: that of the app, or {otherwise}]"
+        return click.option("--namespace", help=help_text)(made)
+
+    return decorate
 
 
-def with_engine(
-    command: Callable[Concatenate[Engine, Target, P], Awaitable[T]],
-) -> Callable[Concatenate[Target, P], T]:
-    """Runs a coroutine with an open engine, and closes it."""
-
-    @wraps(command)
-    def wrapped(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        async def run() -> T:
-            async with await target.open() as engine:
-                return await command(engine, target, *args, **kwargs)
-
-        return asyncio.run(run())
-
-    return wrapped
+def user() -> str:
+    """Whoever typed the command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "cli"
 
 
 def check_file(url: str) -> None:

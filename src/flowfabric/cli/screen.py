@@ -194,6 +194,24 @@ def table(columns: Sequence[ScreenColumn], rows: Iterable[Sequence[Text | str]])
     return fitted_table(columns, rows, width=out().width)
 
 
+def show(
+    documents: Sequence[object],
+    columns: Sequence[ScreenColumn],
+    rows: Iterable[Sequence[Text | str]],
+    *,
+    as_json: bool,
+    nothing: str,
+) -> None:
+    """Print a list: a line of JSON for each document, or a table, or that there is nothing."""
+    if as_json:
+        for document in documents:
+            emit(document)
+    elif documents:
+        out().print(table(columns, rows))
+    else:
+        err().print(Text(nothing, style="dim"))
+
+
 def facts(pairs: Iterable[tuple[str, Text | str | None]]) -> Table:
     """Names and values under each other; pairs without a value are left out."""
     grid = Table.grid(padding=(0, 2))

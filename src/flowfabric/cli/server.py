@@ -7,21 +7,29 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
 import click
-from rich.table import Table
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.options import Target, target_options, with_engine
+from flowfabric.cli.screen import fixed, flexible
 from flowfabric.cli.worker import configure, log_level_option
+from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.paging import pages
 from flowfabric.errors import Unavailable
 from flowfabric.reconcilers import Supervisor
 
 F = TypeVar("F", bound=Callable[..., object])
 MISSING: Final = (
     "the HTTP server needs more packages; install them with: pip install 'flowfabric[server]'"
+)
+TOKEN_COLUMNS: Final = (
+    fixed("ID"),
+    flexible("NAME"),
+    flexible("SCOPES", at_least=20),
+    flexible("NAMESPACE"),
+    fixed("STATE"),
 )
 
 
@@ -81,9 +89,9 @@ def at_most(flag: str, name: str, default: int, told: str) -> Callable[[F], F]:
     help="Whether it also does what time makes due, as workers do.  [default: it does]",
 )
 @log_level_option
-@target_options
+@options.target_options
 def serve(
-    target: Target,
+    target: options.Target,
     /,
     host: str,
     port: int,
@@ -130,8 +138,8 @@ def serve(
 
 @click.command("reconcile", short_help="Do what time makes due, without running tasks.")
 @log_level_option
-@target_options
-def reconcile(target: Target, log_level: str) -> int:
+@options.target_options
+def reconcile(target: options.Target, log_level: str) -> int:
     """End delays and leases, time out, fire schedules and delete what is old, until stopped.
 
     Workers and servers do the same beside their work; any number of processes may.
@@ -141,7 +149,7 @@ def reconcile(target: Target, log_level: str) -> int:
     return asyncio.run(_reconcile(target))
 
 
-async def _reconcile(target: Target) -> int:
+async def _reconcile(target: options.Target) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -169,15 +177,14 @@ def tokens() -> None:
 )
 @click.option("--namespace", help="Only in this namespace.  [default: in every one]")
 @click.option("--expires", metavar="DURATION", help="Until when, such as 90d.  [default: for good]")
-@target_options
-@with_engine
+@options.on_engine()
 async def create(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     name: str,
     scopes: tuple[str, ...],
     expires: str | None,
-) -> int:
+) -> None:
     """Make a token for NAME, the machine or the person who gets it. It is shown only now."""
     created = await engine.create_token(
         name,
@@ -190,55 +197,44 @@ async def create(
     else:
         click.echo(created.token)
         click.echo("Keep it safe: it cannot be shown again.", err=True)
-    return options.OK
 
 
 @tokens.command("list")
-@target_options
-@with_engine
-async def list_tokens(engine: Engine, target: Target) -> int:
+@options.on_engine()
+async def list_tokens(engine: Engine, target: options.Target) -> None:
     """List tokens, those that no longer let anybody in included."""
-    found: list[ApiToken] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_tokens(cursor=cursor, limit=1_000)
-        found += page.tokens
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    now_ms = await engine.server_time_ms()
+    found = pages(lambda cursor: engine.list_tokens(cursor=cursor, limit=PAGE_MAX))
+    tokens = [token async for page in found for token in page.tokens]
     if target.json:
-        screen.emit({"tokens": [_shown(each) for each in found]})
-        return options.OK
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("ID", "NAME", "SCOPES", "NAMESPACE", "STATE"):
-        table.add_column(title, overflow="fold")
-    for each in found:
-        live = each.is_live(now_ms)
-        state = "live" if live else "revoked" if each.revoked_at_ms else "expired"
-        table.add_row(
-            each.token_id,
-            Text(each.name),
-            each.scopes,
-            Text(each.namespace or "every one"),
-            Text(state, "green" if live else "dim"),
-        )
-    screen.out().print(table if found else "There are no tokens.")
-    return options.OK
+        screen.emit({"tokens": [_shown(token) for token in tokens]})
+        return
+    now_ms = await engine.server_time_ms()
+    rows = [_row(token, now_ms) for token in tokens]
+    screen.show(tokens, TOKEN_COLUMNS, rows, as_json=False, nothing="There are no tokens.")
+
+
+def _row(token: ApiToken, now_ms: int) -> tuple[str | Text, ...]:
+    live = token.is_live(now_ms)
+    state = "live" if live else "revoked" if token.revoked_at_ms else "expired"
+    return (
+        token.token_id,
+        token.name,
+        token.scopes,
+        token.namespace or "every one",
+        Text(state, "green" if live else "dim"),
+    )
 
 
 @tokens.command("revoke")
 @click.argument("token_id", metavar="ID")
-@target_options
-@with_engine
-async def revoke(engine: Engine, target: Target, token_id: str) -> int:
+@options.on_engine()
+async def revoke(engine: Engine, target: options.Target, token_id: str) -> None:
     """Let nobody in with the token of this ID any more; servers notice within seconds."""
     revoked = await engine.revoke_token(token_id)
     if target.json:
         screen.emit(_shown(revoked))
     else:
         screen.out().print(Text(f"revoked {revoked.token_id} ({revoked.name})"))
-    return options.OK
 
 
 def _shown(token: ApiToken) -> dict[str, object]:

@@ -1,14 +1,12 @@
 """`signal` and `waitpoints`: what executions wait for, and giving it to them."""
 
-import getpass
 from typing import Final
 
 import click
 import msgspec
 from rich.text import Text
 
-from flowfabric.cli import screen
-from flowfabric.cli.options import Target, namespace_option, target_options, with_engine
+from flowfabric.cli import options, screen
 from flowfabric.cli.screen import flexible, right
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.policies import span
@@ -41,17 +39,15 @@ _LEFT: Final = "kept: what it waits for now does not need it, a later wait of th
 )
 @click.option("--source", help="Who sends it.  [default: you]")
 @click.option("--key", help="Idempotency key: the same key is accepted once.")
-@namespace_option
 @click.option(
     "--keep/--no-keep",
     default=True,
     help="Keep it for the next wait of that name when nothing waits for it.  [default: keep]",
 )
-@target_options
-@with_engine
+@options.on_engine("any")
 async def signal(
     engine: Engine,
-    target: Target,
+    target: options.Target,
     execution_id: str,
     name: str,
     payload: str | None,
@@ -69,7 +65,7 @@ async def signal(
         name,
         document,
         token=token,
-        source=_user() if source is None else source,
+        source=options.user() if source is None else source,
         idempotency_key=key,
         keep=keep,
     )
@@ -87,19 +83,10 @@ async def signal(
 
 @click.command("waitpoints", short_help="See what suspended executions wait for.")
 @click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=100, show_default=True)
-@namespace_option
-@target_options
-@with_engine
-async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
+@options.on_engine("any")
+async def waitpoints(engine: Engine, target: options.Target, limit: int) -> None:
     """List what suspended executions wait for, longest first. Tokens are never shown."""
     entries = (await engine.list_inbox(namespace=target.scope(), limit=limit)).entries
-    if target.json:
-        for entry in entries:
-            screen.emit(entry)
-        return
-    if not entries:
-        screen.err().print("[dim]Nothing waits for a signal.[/]")
-        return
     now_ms = await engine.server_time_ms()
     columns = (
         screen.id_column(),
@@ -108,7 +95,9 @@ async def waitpoints(engine: Engine, target: Target, limit: int) -> None:
         right("SINCE"),
         right("UNTIL"),
     )
-    screen.out().print(screen.table(columns, [_row(entry, now_ms) for entry in entries]))
+    rows = [_row(entry, now_ms) for entry in entries]
+    nothing = "Nothing waits for a signal."
+    screen.show(entries, columns, rows, as_json=target.json, nothing=nothing)
 
 
 def _row(entry: InboxEntry, now_ms: int) -> tuple[str, ...]:
@@ -131,10 +120,3 @@ def _json(text: str | None) -> object:
     except msgspec.DecodeError as error:
         raise click.BadParameter(f"is not JSON: {error}", param_hint="--payload") from None
     return document
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "cli"

@@ -37,7 +37,6 @@ LOOK_AGAIN_S: Final = 1.0
 )
 @click.option("--encoding", default=JSON, show_default=True, help="How the payload is encoded.")
 @click.option("--lane", help="Otherwise: that of the task, or default.")
-@options.own_namespace_option
 @click.option("--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
 @click.option("--key", help="Idempotency key: the same key finds the same execution.")
 @click.option("--id", "execution_id", help="An id of your own: it finds the same execution again.")
@@ -45,8 +44,7 @@ LOOK_AGAIN_S: Final = 1.0
 @click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
 @click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
 @click.option("--wait", metavar="DURATION", help="Wait this long for its end and print the result.")
-@options.target_options
-@options.with_engine
+@options.on_engine("own")
 async def submit(
     engine: Engine,
     target: options.Target,

@@ -1,7 +1,5 @@
 """`workers`: which are there, what each serves and has in hand; those that are gone."""
 
-from collections.abc import Sequence
-
 import click
 from rich.text import Text
 
@@ -10,10 +8,8 @@ from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.workers import WorkerDead, WorkerEntry, WorkerEvent
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.paging import pages
 from flowfabric.errors import NotFound
-
-LISTED_MAX = 100
-"""Pages of workers a list holds."""
 
 
 @click.group("workers")
@@ -23,33 +19,12 @@ def workers() -> None:
 
 @workers.command("list")
 @click.option("--all", "everybody", is_flag=True, help="Also those that have been silent too long.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def list_workers(engine: Engine, target: options.Target, everybody: bool) -> None:
     """List workers: what each serves, what it has in hand. With --json: one per line."""
-    found: list[WorkerEntry] = []
-    cursor: str | None = None
-    for _ in range(LISTED_MAX):
-        page = await engine.list_workers(
-            namespace=target.scope(), cursor=cursor, limit=PAGE_MAX, include_expired=everybody
-        )
-        found += page.workers
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    if target.json:
-        for worker in found:
-            screen.emit(worker)
-        return
-    if not found:
-        screen.err().print("[dim]No worker is there: flowfabric worker module:app[/]")
-        return
-    _print_workers(found, await engine.server_time_ms())
-
-
-def _print_workers(found: Sequence[WorkerEntry], now_ms: int) -> None:
-    """Capabilities and namespaces only where some worker has them."""
+    found = await every_worker(engine, target.scope(), include_expired=everybody)
+    now_ms = await engine.server_time_ms()
+    # Capabilities and namespaces only where some worker has them.
     offers = any(worker.capabilities for worker in found)
     apart = any(worker.namespace for worker in found)
     columns = [
@@ -61,7 +36,7 @@ def _print_workers(found: Sequence[WorkerEntry], now_ms: int) -> None:
         right("RUNNING"),
         right("SEEN"),
     ]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             worker.worker_instance_id,
             ", ".join(worker.lanes),
@@ -73,14 +48,24 @@ def _print_workers(found: Sequence[WorkerEntry], now_ms: int) -> None:
         )
         for worker in found
     ]
-    screen.out().print(screen.table(columns, rows))
+    nothing = "No worker is there: flowfabric worker module:app"
+    screen.show(found, columns, rows, as_json=target.json, nothing=nothing)
+
+
+async def every_worker(
+    engine: Engine, namespace: str | None = None, *, include_expired: bool = False
+) -> list[WorkerEntry]:
+    found = pages(
+        lambda cursor: engine.list_workers(
+            namespace=namespace, cursor=cursor, limit=PAGE_MAX, include_expired=include_expired
+        )
+    )
+    return [worker async for page in found for worker in page.workers]
 
 
 @workers.command("events")
 @options.limit_option
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def worker_events(engine: Engine, target: options.Target, limit: int) -> None:
     """List what happened to workers, newest first. With --json: one per line."""
     found = await engine.list_worker_events(namespace=target.scope(), limit=min(limit, PAGE_MAX))
@@ -102,9 +87,7 @@ def _event_row(event: WorkerEvent, now_ms: int) -> tuple[str, ...]:
 @click.argument("worker")
 @click.option("--reason", default="", help="Why; it is shown with what it had in hand.")
 @click.option("--keep-leases", is_flag=True, help="Leave it what it has in hand.")
-@options.namespace_option
-@options.target_options
-@options.with_engine
+@options.on_engine("any")
 async def mark_dead(
     engine: Engine, target: options.Target, worker: str, reason: str, keep_leases: bool
 ) -> None:
@@ -131,6 +114,6 @@ async def mark_dead(
 
 async def _namespaces_of(engine: Engine, instance_id: str, scope: str | None) -> list[str | None]:
     """Under which namespaces it is registered; as one of all of them if it is not."""
-    page = await engine.list_workers(namespace=scope, include_expired=True)
-    found = [each.namespace for each in page.workers if each.worker_instance_id == instance_id]
+    present = await every_worker(engine, scope, include_expired=True)
+    found = [each.namespace for each in present if each.worker_instance_id == instance_id]
     return [*found] if found else [scope]

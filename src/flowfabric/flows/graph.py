@@ -18,6 +18,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState, TerminalOutcome
 from flowfabric.core.views import EdgeSnapshot, ExecutionSnapshot, FlowMember, FlowSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_reads import Incoming
+from flowfabric.engine.paging import pages
 from flowfabric.flows.nodes import NAME_TAG, NodeNames
 
 STEPS_UP_MAX: Final = 1_000
@@ -108,14 +109,8 @@ def _names(members: list[FlowMember]) -> dict[ExecutionId, str]:
 
 
 async def _members(engine: Engine, flow_id: str) -> list[FlowMember]:
-    members: list[FlowMember] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.list_flow_members(flow_id, cursor=cursor, limit=PAGE_MAX)
-        members += page.members
-        cursor = page.next_cursor
-        if cursor is None:
-            return members
+    found = pages(lambda at: engine.list_flow_members(flow_id, cursor=at, limit=PAGE_MAX))
+    return [member async for page in found for member in page.members]
 
 
 # A flow drawn as a tree of lines, for terminals -----------------------------
