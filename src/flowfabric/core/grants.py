@@ -364,8 +364,6 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
     secret: bytes
     """What keys are signed with."""
     lease_ttl_ms: int
-    lane: Lane | None = None
-    """That of the execution, as it is."""
     lane_id: str | None = None
     """Refused if given and another one."""
     lease_id: LeaseId | None = None
@@ -387,7 +385,7 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
 
 
 def decide_claim_granted(
-    subject: transitions.Subject, claim: GrantClaim, now_ms: int
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, now_ms: int
 ) -> transitions.Decision[Granted]:
     """Turn a grant into a lease under which an attempt begins."""
     repeated = _repeated(subject, claim, now_ms)
@@ -401,11 +399,11 @@ def decide_claim_granted(
             f"{execution.called} continues an attempt: claim it as resumed"
         )
     _check_attempt_meant("expected_attempt_index", execution.total_attempt_count, claim)
-    return _use(subject, claim, now_ms)
+    return _use(subject, claim, lane, now_ms)
 
 
 def decide_claim_resumed(
-    subject: transitions.Subject, claim: GrantClaim, now_ms: int
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, now_ms: int
 ) -> transitions.Decision[Granted]:
     """Turn a grant into a lease under which the interrupted attempt goes on."""
     repeated = _repeated(subject, claim, now_ms)
@@ -422,15 +420,15 @@ def decide_claim_resumed(
     if held_by(execution) not in (Hold.NOTHING, Hold.GRANT):
         raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     _check_attempt_meant("current_attempt_index", execution.current_attempt_index, claim)
-    return _use(subject, claim, now_ms)
+    return _use(subject, claim, lane, now_ms)
 
 
 def _use(
-    subject: transitions.Subject, claim: GrantClaim, now_ms: int
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, now_ms: int
 ) -> transitions.Decision[Granted]:
     """Turn the grant into a lease. On refusal it stays, unless its time is over."""
     grant = check_grant(subject, claim, GrantKind.CLAIM, now_ms)
-    check_lane(claim.lane)
+    check_lane(lane)
     return _lease(subject, grant, claim, now_ms)
 
 
@@ -533,7 +531,7 @@ def _check_attempt_meant(field: str, index: int, claim: GrantClaim) -> None:
 
 
 def decide_reclaim(
-    subject: transitions.Subject, claim: GrantClaim, timing: Timing
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: Timing
 ) -> transitions.Decision[Granted | NotReclaimable | ReclaimCapExceeded | GrantNotFound]:
     """Turn a grant into a lease under which a lost attempt is tried again.
 
@@ -562,7 +560,7 @@ def decide_reclaim(
     except errors.Contention:
         answer = exceeded if too_often else GrantNotFound(execution_id=execution_id)
         return transitions.Decision(answer=answer)
-    check_lane(claim.lane)
+    check_lane(lane)
     if too_often:
         return transitions.Decision(answer=exceeded, changes=_give_up(subject, timing))
     made = _lease(subject, grant, claim, timing.now_ms)

@@ -187,11 +187,7 @@ class Grants(unit.Group):
         """Reserve one waiting execution for one worker, which then claims it by id."""
         request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
 
-        def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Issued]:
-            made = grants.decide_grant(subject, request, place=place, now_ms=timing.now_ms)
-            return _issued(subject, made)
-
-        grant = self._shown(await self._issue(execution_id, decide))
+        grant = self._shown(await self._issue(execution_id, _offer_claim(request)))
         assert not isinstance(grant, results.ReclaimGrant)
         return grant
 
@@ -270,12 +266,12 @@ class Grants(unit.Group):
             timers=grants.check_timers(attempt_timeout_ms, execution_deadline_at_ms),
             attempt_index=_check_index("expected_attempt_index", expected_attempt_index),
         )
-
-        def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Granted]:
-            asked = structs.replace(claim, lane=place.lane)
-            return grants.decide_claim_granted(subject, asked, timing.now_ms)
-
-        granted = await self._decide(execution_id, decide)
+        granted = await self._decide(
+            execution_id,
+            lambda subject, place, timing: grants.decide_claim_granted(
+                subject, claim, place.lane, timing.now_ms
+            ),
+        )
         return await self._work.claimed(granted, lease_ttl_ms)
 
     async def claim_resumed_execution(
@@ -307,7 +303,12 @@ class Grants(unit.Group):
                 "remaining_attempt_timeout_ms", remaining_attempt_timeout_ms, 0, DURATION_MAX_MS
             ),
         )
-        granted = await self._decide(execution_id, _resume(claim))
+        granted = await self._decide(
+            execution_id,
+            lambda subject, place, timing: grants.decide_claim_resumed(
+                subject, claim, place.lane, timing.now_ms
+            ),
+        )
         return await self._work.claimed(granted, lease_ttl_ms)
 
     async def claim_from_resume_grant(self, token: ResumeToken) -> results.Claimed | None:
@@ -320,14 +321,13 @@ class Grants(unit.Group):
         claim = self._check_claim(
             token.worker_id, token.worker_instance_id, grant.grant_key, grant.lane_id, ttl_ms
         )
-        resume = _resume(claim)
 
         def decide(
             subject: Subject, place: grants.Where, timing: Timing
         ) -> Decision[Granted | None]:
             if subject.execution.lifecycle_phase is LifecyclePhase.TERMINAL:
                 return Decision(answer=None)
-            made = resume(subject, place, timing)
+            made = grants.decide_claim_resumed(subject, claim, place.lane, timing.now_ms)
             return Decision(answer=made.answer, changes=made.changes)
 
         granted = await self._decide(grant.execution_id, decide)
@@ -367,16 +367,12 @@ class Grants(unit.Group):
             if max_reclaim_count is None
             else check_int("max_reclaim_count", max_reclaim_count, 0, 2**31 - 1),
         )
-
-        def decide(
-            subject: Subject, place: grants.Where, timing: Timing
-        ) -> Decision[
-            Granted | results.NotReclaimable | results.ReclaimCapExceeded | results.GrantNotFound
-        ]:
-            asked = structs.replace(claim, lane=place.lane)
-            return grants.decide_reclaim(subject, asked, timing)
-
-        outcome = await self._decide(execution_id, decide)
+        outcome = await self._decide(
+            execution_id,
+            lambda subject, place, timing: grants.decide_reclaim(
+                subject, claim, place.lane, timing
+            ),
+        )
         if not isinstance(outcome, Granted):
             return outcome
         return await self._work.claimed(outcome, lease_ttl_ms)
@@ -466,9 +462,7 @@ class Grants(unit.Group):
             grants.check_lane_meant(subject.execution, asked_lane)
             return keeping_back.decide_keep_back(subject, why, detail, timing.now_ms)
 
-        return await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
-        )
+        return await self.shell.decide_about(execution_id, decide)
 
     async def unblock_execution(
         self,
@@ -488,9 +482,7 @@ class Grants(unit.Group):
             grants.check_lane_meant(subject.execution, asked_lane)
             return keeping_back.decide_let_go(subject, expected, timing.now_ms)
 
-        return await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
-        )
+        return await self.shell.decide_about(execution_id, decide)
 
     # Deciding
 
@@ -601,8 +593,12 @@ def _check_request(
     )
 
 
-def _issued(subject: Subject, made: Decision[StoredGrant]) -> Decision[Issued]:
-    return Decision(answer=Issued(grant=made.answer, subject=subject), changes=made.changes)
+def _offer_claim(request: grants.GrantRequest) -> Decide[Issued]:
+    def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Issued]:
+        made = grants.decide_grant(subject, request, place=place, now_ms=timing.now_ms)
+        return Decision(answer=Issued(grant=made.answer, subject=subject), changes=made.changes)
+
+    return decide
 
 
 Offered = Issued | results.NotReclaimable | results.ReclaimCapExceeded
@@ -622,22 +618,13 @@ def _offer_reclaim(request: grants.GrantRequest) -> Decide[Offered]:
 
 def _offer(request: grants.GrantRequest) -> Decide[Offered]:
     """Whichever grant the execution needs."""
-    reclaim = _offer_reclaim(request)
+    claim, reclaim = _offer_claim(request), _offer_reclaim(request)
 
     def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Offered]:
         if subject.execution.lifecycle_phase is LifecyclePhase.ACTIVE:
             return reclaim(subject, place, timing)
-        made = grants.decide_grant(subject, request, place=place, now_ms=timing.now_ms)
-        answer = Issued(grant=made.answer, subject=subject)
-        return Decision(answer=answer, changes=made.changes)
-
-    return decide
-
-
-def _resume(claim: grants.GrantClaim) -> Decide[Granted]:
-    def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Granted]:
-        asked = structs.replace(claim, lane=place.lane)
-        return grants.decide_claim_resumed(subject, asked, timing.now_ms)
+        made = claim(subject, place, timing)
+        return Decision(answer=made.answer, changes=made.changes)
 
     return decide
 

@@ -76,10 +76,9 @@ def _optional_uuid(field: str, value: object) -> str | None:
 def _cancel_ask(
     execution_id: ExecutionId, request: executions.CancelRequest
 ) -> Ask[results.Cancelled]:
-    def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Cancelled]:
-        return executions.decide_cancel(subject, request, timing)
-
-    return Ask(execution_id, decide)
+    return Ask(
+        execution_id, lambda subject, timing: executions.decide_cancel(subject, request, timing)
+    )
 
 
 class Operators(Leases):
@@ -128,17 +127,16 @@ class Operators(Leases):
         if expected_lease_id != "":
             parse_uuid("expected_lease_id", expected_lease_id)
         check_text("worker_instance_id", worker_instance_id)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.RevokeResult]:
-            return leases.decide_revoke(
+        return await self.shell.decide_about(
+            execution_id,
+            lambda subject, timing: leases.decide_revoke(
                 subject,
                 expected_lease_id=expected_lease_id,
                 worker_instance_id=worker_instance_id,
                 reason=why,
                 now_ms=timing.now_ms,
-            )
-
-        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
+            ),
+        )
 
     async def change_priority(
         self,
@@ -164,37 +162,34 @@ class Operators(Leases):
                 )
             return executions.decide_change_priority(subject, priority, any_runnable, timing.now_ms)
 
-        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
+        return await self.shell.decide_about(execution_id, decide)
 
     def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
     ) -> Ask[results.Replayed]:
         check_optional_text("reason", reason, bytes_max=bounds.TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Replayed]:
-            return executions.decide_replay(subject, reason, requested_by, timing)
-
-        return Ask(self.shell.check_execution_id(execution_id), decide)
+        return Ask(
+            self.shell.check_execution_id(execution_id),
+            lambda subject, timing: executions.decide_replay(subject, reason, requested_by, timing),
+        )
 
     # Time
 
     async def mark_lease_expired_if_due(self, execution_id: str) -> results.TimerResult:
         """Note that a lease has expired, if it has."""
-        ask = Ask(self.shell.check_execution_id(execution_id), _expire_lease)
         try:
-            return await self.shell.decide(ask)
+            return await self.shell.decide_about(execution_id, _expire_lease)
         except NotFound:
             return results.AlreadySatisfied(reason="execution_not_found")
 
     async def promote_delayed(self, execution_id: str) -> results.TimerResult:
         """Make a delayed execution ready, if its time has come."""
-        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), _promote))
+        return await self.shell.decide_about(execution_id, _promote)
 
     async def expire_execution(self, execution_id: str, phase: str) -> results.TimerResult:
         """Apply an attempt timeout or the execution's deadline, if it has passed."""
-        decide = check_phase(phase)
-        return await self.shell.decide(Ask(self.shell.check_execution_id(execution_id), decide))
+        return await self.shell.decide_about(execution_id, check_phase(phase))
 
     async def expire_due_leases(
         self,

@@ -32,7 +32,7 @@ from flowfabric.core.steps import (
     in_order,
     new_waiter,
 )
-from flowfabric.core.transitions import Changes, Decision, Subject, change, combine
+from flowfabric.core.transitions import Changes, change, combine
 from flowfabric.engine import unit
 from flowfabric.engine.unit import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
@@ -118,16 +118,17 @@ class Steps(unit.Group):
         }
 
     async def _record_one(self, report: StepReport) -> StepStored | FlowFabricError:
-        execution_id, fence = report.handle.execution_id, unit.fence_of(report.handle)
-        key = (*unit.execution_key(execution_id), report.step.step_key)
+        key = (*unit.execution_key(report.handle.execution_id), report.step.step_key)
 
         async def body(tx: Transaction) -> StepStored | FlowFabricError:
             stored = await tx.get_one(Step, key)
-
-            def decide(subject: Subject, timing: Timing) -> Decision[StepStored]:
-                return decide_record(subject, fence, report.step, stored, timing)
-
-            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(execution_id, decide)])
+            ask = unit.held_ask(
+                report.handle,
+                lambda subject, fence, timing: decide_record(
+                    subject, fence, report.step, stored, timing
+                ),
+            )
+            (outcome,) = await self.shell.decide_in(tx, [ask])
             return outcome
 
         return await self.store.transact(body)
@@ -170,11 +171,13 @@ class Steps(unit.Group):
             if len(awaited) < len(asked):
                 raise NotFound("execution", min(asked - awaited.keys()))
             check_awaitable(found.get(unit.execution_key(opened.execution_id)), awaited)
-
-            def decide(subject: Subject, timing: Timing) -> Decision[Moved]:
-                return decide_await(subject, unit.fence_of(opened), awaited, until_ms, timing)
-
-            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(opened.execution_id, decide)])
+            ask = unit.held_ask(
+                opened,
+                lambda subject, fence, timing: decide_await(
+                    subject, fence, awaited, until_ms, timing
+                ),
+            )
+            (outcome,) = await self.shell.decide_in(tx, [ask])
             if not isinstance(outcome, FlowFabricError):
                 waiters = [new_waiter(each, opened.execution_id) for each in sorted(awaited)]
                 await tx.insert_new(waiters)
@@ -234,9 +237,14 @@ class Steps(unit.Group):
         why = check_reason(reason)
         opened = [unit.value_or_error(self.shell.open_handle, handle) for handle in handles]
         nothing: dict[int, HandedBack] = {}
-        return await self.shell.decide_rest(
-            opened, nothing, lambda handle: _hand_back_ask(handle, why)
-        )
+
+        def ask(handle: Handle) -> unit.Ask[HandedBack]:
+            return unit.held_ask(
+                handle,
+                lambda subject, fence, timing: decide_hand_back(subject, fence, why, timing),
+            )
+
+        return await self.shell.decide_rest(opened, nothing, ask)
 
 
 def check_step(step: object, result_bytes_max: int) -> NewStep:
@@ -266,13 +274,6 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     if step.name and isinstance(kind, StepKind):
         return step
     return structs.replace(step, kind=StepKind(kind), name=step.name or key)
-
-
-def _hand_back_ask(handle: Handle, reason: str) -> unit.Ask[HandedBack]:
-    def decide(subject: Subject, timing: Timing) -> Decision[HandedBack]:
-        return decide_hand_back(subject, unit.fence_of(handle), reason, timing)
-
-    return unit.Ask(handle.execution_id, decide)
 
 
 # Executions that wait for one that is gone ----------------------------------

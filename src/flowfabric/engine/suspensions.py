@@ -147,20 +147,17 @@ class Suspensions(unit.Group):
                 "trigger_type", f"must be one of {', '.join(resumption.TRIGGERS)}", trigger_type
             )
         check_int("resume_delay_ms", resume_delay_ms, 0, policies.DURATION_MAX_MS)
-
-        def decide(subject: Subject, timing: Timing) -> Decision[resumption.Resumed]:
-            return resumption.decide_resume(subject, trigger_type, resume_delay_ms, timing)
-
-        return await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        return await self.shell.decide_about(
+            execution_id,
+            lambda subject, timing: resumption.decide_resume(
+                subject, trigger_type, resume_delay_ms, timing
+            ),
         )
 
     async def expire_suspension(self, execution_id: str) -> resumption.ExpireResult:
         """Apply a suspension's timeout, if it has passed."""
         try:
-            return await self.shell.decide(
-                unit.Ask(self.shell.check_execution_id(execution_id), _expire)
-            )
+            return await self.shell.decide_about(execution_id, _expire)
         except errors.NotFound:
             return results.AlreadySatisfied(reason="not_found_cleaned")
 

@@ -23,7 +23,13 @@ from flowfabric.core.events import EventCategory, ScannerFilter, check_scanner_f
 from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
-from flowfabric.core.leases import Fence, NewIds
+from flowfabric.core.leases import (
+    Fence,
+    NewIds,
+    check_attempt_index,
+    check_attempt_meant,
+    check_fence_given,
+)
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -91,6 +97,12 @@ class Ask(Struct, Generic[T], frozen=True):
 
     execution_id: ids.ExecutionId
     decide: Callable[[Subject, Timing], Decision[T]]
+
+
+def held_ask(handle: Handle, decide: Callable[[Subject, Fence, Timing], Decision[T]]) -> Ask[T]:
+    """A decision for the holder of a lease."""
+    fence = fence_of(handle)
+    return Ask(handle.execution_id, lambda subject, timing: decide(subject, fence, timing))
 
 
 ReadRows = Callable[[Unlocked], Awaitable[V | None]]
@@ -186,6 +198,39 @@ class Shell(KnowsRoutes):
         """One decision; a refusal is raised."""
         (outcome,) = await self.decide_many([ask])
         return answered(outcome)
+
+    async def decide_about(self, execution_id: object, decide: DecideOn[Subject, T]) -> T:
+        """The same about an execution that the caller names."""
+        return await self.decide(Ask(self.check_execution_id(execution_id), decide))
+
+    async def decide_held(
+        self, handle: Handle, decide: Callable[[Subject, Fence, Timing], Decision[T]]
+    ) -> T:
+        """The same for the holder of a lease, whose handle has been opened."""
+        return await self.decide(held_ask(handle, decide))
+
+    async def decide_fenced(
+        self,
+        execution_id: str,
+        decide: Callable[[Subject, Fence | None, Timing], Decision[T]],
+        *,
+        fence: Fence | None,
+        attempt_index: int | None,
+        source: str,
+    ) -> T:
+        """The same for a caller that names the execution and its fence instead of a handle.
+
+        An operator may act for the worker without a fence, and then names the attempt that is
+        meant, so as not to hit the one that came after it.
+        """
+        given = check_fence_given(fence, source)
+        check_attempt_index(attempt_index)
+
+        def decide_meant(subject: Subject, timing: Timing) -> Decision[T]:
+            check_attempt_meant(subject.execution, attempt_index)
+            return decide(subject, given, timing)
+
+        return await self.decide_about(execution_id, decide_meant)
 
     async def decide_many(
         self, asks: Sequence[Ask[T]], *, lock_wait_ms: int | None = None

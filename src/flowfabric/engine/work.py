@@ -27,17 +27,11 @@ from flowfabric.core.checks import (
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_kind, parse_namespace
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
-from flowfabric.core.leases import (
-    Fence,
-    check_attempt_index,
-    check_attempt_meant,
-    check_fence_given,
-)
+from flowfabric.core.leases import Fence, check_fence_given
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import Attempt, Execution, FailedStep, Step
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.steps import DEPLOY, accepted_key, decide_accept, decide_block, decide_release
-from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine import unit
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.operators import Operators
@@ -74,26 +68,13 @@ class FailureReport(Struct, frozen=True, kw_only=True):
 
 def _completion_ask(opened: HeldCompletion) -> unit.Ask[results.Completed]:
     handle, completion = opened
-    fence = unit.fence_of(handle)
-
-    def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Completed]:
-        return executions.decide_complete(
-            subject, fence, completion.result or None, completion.result_encoding, timing
-        )
-
-    return unit.Ask(handle.execution_id, decide)
-
-
-def _fail_ask(
-    execution_id: ExecutionId,
-    fence: Fence | None,
-    failure: executions.Failure,
-    retry_policy: RetryPolicy | None,
-) -> unit.Ask[results.FailResult]:
-    def decide(subject: Subject, timing: executions.Timing) -> Decision[results.FailResult]:
-        return executions.decide_fail(subject, fence, failure, timing, retry_policy)
-
-    return unit.Ask(execution_id, decide)
+    result, encoding = completion.result or None, completion.result_encoding
+    return unit.held_ask(
+        handle,
+        lambda subject, fence, timing: executions.decide_complete(
+            subject, fence, result, encoding, timing
+        ),
+    )
 
 
 def check_failure(
@@ -139,6 +120,12 @@ def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
     if not isinstance(retry_policy, RetryPolicy):
         raise InvalidInput("retry_policy", "must be a RetryPolicy", retry_policy)
     return parse_policy(ExecutionPolicy(retry_policy=retry_policy)).retry_policy
+
+
+def _check_progress(percent: object, message: object) -> None:
+    if percent is not None:
+        check_int("percent", percent, 0, 100)
+    check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
 
 class Work(Creation, Operators, Steps):
@@ -228,17 +215,14 @@ class Work(Creation, Operators, Steps):
         """
         stored = None if result is None else await self.to_store(result)
         self._check_result(stored, result_encoding)
-        given = check_fence_given(fence, source)
-        check_attempt_index(attempt_index)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Completed]:
-            check_attempt_meant(subject.execution, attempt_index)
-            return executions.decide_complete(
+        return await self.shell.decide_fenced(
+            execution_id,
+            lambda subject, given, timing: executions.decide_complete(
                 subject, given, stored or None, result_encoding, timing
-            )
-
-        return await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+            ),
+            fence=fence,
+            attempt_index=attempt_index,
+            source=source,
         )
 
     async def to_store(self, result: bytes) -> bytes:
@@ -289,7 +273,10 @@ class Work(Creation, Operators, Steps):
             check_failure(report.reason, report.failure_class, report.category, report.traceback),
             step=check_failed_step(report.step),
         )
-        return _fail_ask(handle.execution_id, unit.fence_of(handle), failure, None)
+        return unit.held_ask(
+            handle,
+            lambda subject, fence, timing: executions.decide_fail(subject, fence, failure, timing),
+        )
 
     async def fail_execution(
         self,
@@ -304,19 +291,17 @@ class Work(Creation, Operators, Steps):
         source: str = "worker",
     ) -> results.FailResult:
         """Fail an execution named by id and fence. `retry_policy` overrides its own."""
-        ask = _fail_ask(
-            self.shell.check_execution_id(execution_id),
-            check_fence_given(fence, source),
-            check_failure(reason, failure_class, category),
-            check_retry_policy(retry_policy),
+        failure = check_failure(reason, failure_class, category)
+        policy = check_retry_policy(retry_policy)
+        return await self.shell.decide_fenced(
+            execution_id,
+            lambda subject, given, timing: executions.decide_fail(
+                subject, given, failure, timing, policy
+            ),
+            fence=fence,
+            attempt_index=attempt_index,
+            source=source,
         )
-        check_attempt_index(attempt_index)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.FailResult]:
-            check_attempt_meant(subject.execution, attempt_index)
-            return ask.decide(subject, timing)
-
-        return await self.shell.decide(unit.Ask(ask.execution_id, decide))
 
     # Parking, progress, giving up
 
@@ -324,11 +309,12 @@ class Work(Creation, Operators, Steps):
         """Release the worker until a time; the same attempt continues then."""
         opened = self.shell.open_handle(handle)
         check_time("delay_until_ms", delay_until_ms)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
-            return executions.decide_delay(subject, unit.fence_of(opened), delay_until_ms, timing)
-
-        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide_held(
+            opened,
+            lambda subject, fence, timing: executions.decide_delay(
+                subject, fence, delay_until_ms, timing
+            ),
+        )
 
     async def wait_children(self, handle: Handle | bytes) -> results.Moved:
         """Release the worker until the executions this one depends on have ended.
@@ -336,42 +322,33 @@ class Work(Creation, Operators, Steps):
         One that depends on none, as outside a flow, is ready again at once.
         """
         opened = self.shell.open_handle(handle)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Moved]:
-            return executions.decide_wait_children(subject, unit.fence_of(opened), timing)
-
-        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide_held(opened, executions.decide_wait_children)
 
     async def progress(
         self, handle: Handle | bytes, *, percent: int | None = None, message: str | None = None
     ) -> results.Updated:
-        """Say how far the work is; what is not given stays as it was."""
+        """Report progress. Omitted values are left unchanged."""
         opened = self.shell.open_handle(handle)
-        if percent is not None:
-            check_int("percent", percent, 0, 100)
-        check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Updated]:
-            return executions.decide_progress(
-                subject, unit.fence_of(opened), percent, message, timing
-            )
-
-        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
+        _check_progress(percent, message)
+        return await self.shell.decide_held(
+            opened,
+            lambda subject, fence, timing: executions.decide_progress(
+                subject, fence, percent, message, timing
+            ),
+        )
 
     async def cancel(self, handle: Handle | bytes, reason: str) -> results.Cancelled:
         """Give up for good, as the lease holder. Safe to repeat."""
         opened = self.shell.open_handle(handle)
         why = check_reason(reason)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Cancelled]:
-            return executions.decide_worker_cancel(subject, unit.fence_of(opened), why, timing)
-
-        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide_held(
+            opened,
+            lambda subject, fence, timing: executions.decide_worker_cancel(
+                subject, fence, why, timing
+            ),
+        )
 
     # Parking and progress for callers that name an execution and a fence instead of a handle
-    #
-    # An operator may act for the worker without a fence, and then names the attempt that is
-    # meant, so as not to hit the one that came after it.
 
     async def delay_execution(
         self,
@@ -384,15 +361,14 @@ class Work(Creation, Operators, Steps):
     ) -> results.Delayed:
         """`delay` by id and fence, or by an operator without one."""
         check_time("delay_until_ms", delay_until_ms)
-        given = check_fence_given(fence, source)
-        check_attempt_index(attempt_index)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
-            check_attempt_meant(subject.execution, attempt_index)
-            return executions.decide_delay(subject, given, delay_until_ms, timing)
-
-        return await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        return await self.shell.decide_fenced(
+            execution_id,
+            lambda subject, given, timing: executions.decide_delay(
+                subject, given, delay_until_ms, timing
+            ),
+            fence=fence,
+            attempt_index=attempt_index,
+            source=source,
         )
 
     async def move_to_waiting_children(
@@ -404,15 +380,12 @@ class Work(Creation, Operators, Steps):
         source: str = "worker",
     ) -> results.Moved:
         """`wait_children` by id and fence, or by an operator without one."""
-        given = check_fence_given(fence, source)
-        check_attempt_index(attempt_index)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Moved]:
-            check_attempt_meant(subject.execution, attempt_index)
-            return executions.decide_wait_children(subject, given, timing)
-
-        return await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        return await self.shell.decide_fenced(
+            execution_id,
+            executions.decide_wait_children,
+            fence=fence,
+            attempt_index=attempt_index,
+            source=source,
         )
 
     async def update_progress(
@@ -427,15 +400,12 @@ class Work(Creation, Operators, Steps):
         given = check_fence_given(fence, "worker")
         if given is None:
             raise InvalidInput("fence", "must be given")
-        if percent is not None:
-            check_int("percent", percent, 0, 100)
-        check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Updated]:
-            return executions.decide_progress(subject, given, percent, message, timing)
-
-        return await self.shell.decide(
-            unit.Ask(self.shell.check_execution_id(execution_id), decide)
+        _check_progress(percent, message)
+        return await self.shell.decide_about(
+            execution_id,
+            lambda subject, timing: executions.decide_progress(
+                subject, given, percent, message, timing
+            ),
         )
 
     # Executions that the code of their task no longer fits; see `core.steps`
@@ -457,12 +427,12 @@ class Work(Creation, Operators, Steps):
         check_optional_text("step_key", step_key)
         check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
         check_text("advice", advice, empty=False)
-
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Delayed]:
-            fence = unit.fence_of(opened)
-            return decide_block(subject, fence, step_key, detail, timing, advice=advice)
-
-        return await self.shell.decide(unit.Ask(opened.execution_id, decide))
+        return await self.shell.decide_held(
+            opened,
+            lambda subject, fence, timing: decide_block(
+                subject, fence, step_key, detail, timing, advice=advice
+            ),
+        )
 
     async def release_blocked(
         self,
@@ -510,11 +480,8 @@ class Work(Creation, Operators, Steps):
 
         async def body(tx: Transaction) -> results.Changed | FlowFabricError:
             accepted = await self._accepted(tx, await tx.lock_one(Execution, key))
-
-            def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
-                return decide_accept(subject, accepted, timing)
-
-            (outcome,) = await self.shell.decide_in(tx, [unit.Ask(asked, decide)])
+            ask = unit.Ask(asked, lambda subject, timing: decide_accept(subject, accepted, timing))
+            (outcome,) = await self.shell.decide_in(tx, [ask])
             return outcome
 
         return unit.answered(await self.store.transact(body))
