@@ -224,6 +224,13 @@ def test_imports_take_little_of_the_package() -> None:
     assert imports <= IMPORTS_MAX_SHARE * lines
 
 
+def test_every_module_has_its_room_in_the_map() -> None:
+    named = set(re.findall(r"`(?:flowfabric\.)?(\w+)`", (ROOT / "ARCHITECTURE.md").read_text()))
+    modules = {path for path in PACKAGE.rglob("*.py") if path.parent.name != "demo"}
+    rooms = {path.stem for path in modules} - {"__init__", "__main__"}
+    assert sorted(rooms - named) == []
+
+
 def test_every_error_is_raised_somewhere() -> None:
     names = {
         node.id if isinstance(node, ast.Name) else node.attr

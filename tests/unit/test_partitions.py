@@ -9,12 +9,10 @@ from flowfabric.core.ids import (
     PartitionConfig,
     PartitionFamily,
     PartitionKey,
-    budget_partition,
     check_partition,
     crc16_xmodem,
     fitted,
     flow_partition,
-    quota_partition,
     solo_partition,
 )
 from flowfabric.errors import InvalidInput
@@ -45,8 +43,6 @@ def test_lanes_and_flows_land_where_they_always_did() -> None:
     assert crc16_xmodem(b"default") % DEFAULT.num_flow == 86
     assert solo_partition(UUID, DEFAULT) == 24
     assert flow_partition(UUID, DEFAULT) == 24
-    assert budget_partition(UUID, DEFAULT) == 36888 % 32
-    assert quota_partition(UUID, PartitionConfig(num_quota=7)) == 36888 % 7
 
 
 @given(uuid=st.uuids(), config=st.integers(1, PARTITIONS_MAX).map(PartitionConfig))

@@ -22,6 +22,8 @@ VERBS: dict[str, Callable[[Context], object]] = {
     "uuid": lambda ctx: ctx.uuid(),
     "submit": lambda ctx: ctx.submit(Task("child", nothing, TaskSettings())),
     "progress": lambda ctx: ctx.progress(50),
+    "emit": lambda ctx: ctx.emit({"a": 1}),
+    "summary": lambda ctx: ctx.summary({"a": 1}),
     "patched": lambda ctx: ctx.patched("p"),
     "tags": lambda ctx: ctx.tags(),
     "scheduled_for": lambda ctx: ctx.scheduled_for(),
@@ -60,18 +62,24 @@ async def test_a_verb_that_a_plain_function_cannot_await_is_refused_at_once(verb
         assert f"writes ctx.blocking.{verb}(…)" in reason
 
 
-async def test_progress_of_a_step_in_a_thread_is_told_through_blocking() -> None:
+@pytest.mark.parametrize("verb", ["progress", "emit", "summary", "tags"])
+async def test_what_a_step_in_a_thread_may_call_goes_through_blocking(verb: str) -> None:
     app = App()
 
     @app.task
     async def works(ctx: Context) -> None:
-        await ctx.step("outer", lambda: ctx.progress(50))
+        await ctx.step("outer", lambda: VERBS[verb](ctx))
+
+    assert f"ctx.blocking.{verb}(…)" in await fails(app, works)
+
+
+async def test_a_step_in_a_thread_cannot_wait() -> None:
+    app = App()
 
     @app.task
     async def waits(ctx: Context) -> None:
         await ctx.step("outer", lambda: ctx.sleep("1h"))
 
-    assert "ctx.blocking.progress(…)" in await fails(app, works)
     assert "inside the function of step 'outer'" in await fails(app, waits)
 
 

@@ -64,14 +64,6 @@ def flow_partition(flow_id: str, config: PartitionConfig) -> int:
     return crc16_xmodem(_uuid_bytes(flow_id)) % config.num_flow
 
 
-def budget_partition(budget_id: str, config: PartitionConfig) -> int:
-    return crc16_xmodem(_uuid_bytes(budget_id)) % config.num_budget
-
-
-def quota_partition(quota_policy_id: str, config: PartitionConfig) -> int:
-    return crc16_xmodem(_uuid_bytes(quota_policy_id)) % config.num_quota
-
-
 def solo_partition(uuid: str, config: PartitionConfig) -> int:
     """The partition of an execution that belongs to no flow."""
     return crc16_xmodem(_uuid_bytes(uuid)) % config.num_flow

@@ -169,6 +169,11 @@ class Subscription(Generic[T]):
 class Subscriptions(unit.Group):
     # Reading the event log, page by page, each reader in its own history
 
+    def __init__(self, shell: unit.Shell) -> None:
+        super().__init__(shell)
+        self._pages = Flights(self._read_wanted)
+        self._log = LogWatch(shell.store)
+
     async def read_events(
         self, *, after: str | int = 0, limit: int = 256, category: str | None = None
     ) -> EventLogPage:
@@ -239,11 +244,6 @@ class Subscriptions(unit.Group):
             return _cursor(rows[0]) if rows else None
 
         return await self.store.read(body)
-
-    def __init__(self, shell: unit.Shell) -> None:
-        super().__init__(shell)
-        self._pages = Flights(self._read_wanted)
-        self._log = LogWatch(shell.store)
 
     async def subscribe_events(
         self,

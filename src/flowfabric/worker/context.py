@@ -629,6 +629,15 @@ class BlockingContext(
     def step(
         self,
         name: str,
+        function: Callable[[Unpack[Ts]], Awaitable[R]],
+        /,
+        *args: *Ts,
+        retry: Retry | None,
+    ) -> R: ...
+    @overload
+    def step(
+        self,
+        name: str,
         function: Callable[[Unpack[Ts]], R],
         /,
         *args: *Ts,

@@ -539,7 +539,7 @@ def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") ->
 P = ParamSpec("P")
 V = TypeVar("V", bound="Verbs")
 
-IN_STEPS: Final = ("progress", "emit", "summary")
+IN_STEPS: Final = ("progress", "emit", "summary", "tags")
 """What the function of a step may call; everything else is refused there for that reason."""
 
 
