@@ -130,7 +130,7 @@ def check_cursor(cursor: object) -> str:
     """Where a list of tokens goes on: after the last id of the page before."""
     text = checks.check_text("cursor", cursor)
     if _ID.fullmatch(text) is None:
-        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", text)
+        raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
     return text
 
 

@@ -24,7 +24,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import TERMINAL_STATES
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import unit
+from flowfabric.engine import paging, unit
 from flowfabric.engine.gates import (
     GATES_TOPIC,
     GateRow,
@@ -217,11 +217,7 @@ class Admissions(unit.Group):
         """
         check_list("limits", limits, 0, BATCH_MAX)
         checked = [gates.check_declared(each) for each in limits]
-
-        async def body(tx: Transaction) -> list[gates.QuotaPolicy]:
-            return await declare(tx, checked)
-
-        return await self.store.transact(body)
+        return await self.store.transact(lambda tx: declare(tx, checked))
 
     async def set_limit(
         self,
@@ -289,24 +285,16 @@ class Admissions(unit.Group):
         check_int("limit", limit, 0, PAGE_MAX)
         wanted = None if namespace is None else parse_namespace(namespace)
         after = _read_cursor(cursor)
-
-        async def body(reader: Reader) -> Sequence[gates.QuotaPolicy]:
-            return await reader.select_records(
-                gates.QuotaPolicy,
-                "list_quota_policies",
-                namespace=wanted,
-                after_namespace=after[0],
-                after_name=after[1],
-                limit=limit + 1,
-            )
-
-        found = await self.store.read(body) if limit else []
-        page = tuple(found[:limit])
-        more = len(found) > limit
-        return LimitPage(
-            limits=page,
-            next_cursor=f"{page[-1].namespace}\n{page[-1].name}" if more else None,
+        found = await self.select_records(
+            gates.QuotaPolicy,
+            "list_quota_policies",
+            namespace=wanted,
+            after_namespace=after[0],
+            after_name=after[1],
+            limit=limit + 1,
         )
+        page, last = paging.cut(found, limit, lambda each: f"{each.namespace}\n{each.name}")
+        return LimitPage(limits=page, next_cursor=last)
 
     async def read_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
         """The policy of a name."""
@@ -336,11 +324,9 @@ class Admissions(unit.Group):
             # Counted whether or not the policy caps it.
             return await load(reader, [each.gate_id for each in found], always=True)
 
-        rows = sorted(await self.store.read(body) if limit else [], key=lambda row: row.gate_key)
-        return GatePage(
-            gates=tuple(_use(row) for row in rows[:limit]),
-            next_cursor=rows[limit - 1].gate_key if len(rows) > limit else None,
-        )
+        rows = sorted(await self.store.read(body), key=lambda row: row.gate_key)
+        page, last = paging.cut(rows, limit, lambda row: row.gate_key)
+        return GatePage(gates=tuple(_use(row) for row in page), next_cursor=last)
 
 
 class _Admitting(Struct, frozen=True, kw_only=True):
@@ -429,5 +415,5 @@ def _read_cursor(cursor: str | None) -> tuple[str, str]:
         return "", ""
     namespace, found, name = str(cursor).partition("\n")
     if not found:
-        raise InvalidInput("cursor", "must be a next_cursor of an earlier page", cursor)
+        raise InvalidInput("cursor", paging.FROM_A_PAGE, cursor)
     return namespace, name

@@ -10,20 +10,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core import diagnosis
+from flowfabric.core import diagnosis, ids
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_optional_text
-from flowfabric.core.ids import (
-    FIRST_UUID,
-    ExecutionId,
-    make_execution_id,
-    next_uuid,
-    parse_execution_id,
-    parse_index,
-    parse_uuid,
-    partition_of,
-    uuid_of,
-)
 from flowfabric.engine.unit import Group, row_execution_id
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Row
@@ -80,36 +69,35 @@ class Audits(Group):
     async def _audit_executions(
         self, partition_key: int, uuid: str, limit: int
     ) -> diagnosis.AuditPage:
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        rows = await self.store.read(
+            lambda reader: reader.select(
                 "audit_executions",
                 after_partition_key=partition_key,
                 after_execution_id=uuid,
                 limit=limit,
             )
-
-        rows = await self.store.read(body)
+        )
         last = rows[-1] if rows and int(str(rows[-1]["place"])) == limit else None
         return diagnosis.AuditPage(
             complaints=tuple(complaint for row in rows for complaint in _complaints(row)),
-            cursor=f"{_FLOWS}/0/{FIRST_UUID}"
+            cursor=f"{_FLOWS}/0/{ids.FIRST_UUID}"
             if last is None
             else f"{_EXECUTIONS}/{last['partition_key']!s}/{last['execution_id']!s}",
         )
 
     async def _audit_flows(self, start: str, limit: int) -> diagnosis.AuditPage:
-        async def body(reader: Reader) -> tuple[list[FlowCounts], list[ExecutionId]]:
+        async def body(reader: Reader) -> tuple[list[FlowCounts], list[ids.ExecutionId]]:
             flows = await reader.select_as(
                 FlowCounts, "audit_flow_counts", start=start, limit=limit
             )
             joins = await reader.select_as(
-                ExecutionId, "audit_join_counts", start=start, limit=limit
+                ids.ExecutionId, "audit_join_counts", start=start, limit=limit
             )
             return flows, joins
 
         flows, joins = await self.store.read(body)
         full = bool(flows) and flows[-1].place == limit
-        following = next_uuid(flows[-1].flow_id) if full else None
+        following = ids.next_uuid(flows[-1].flow_id) if full else None
         found = [_flow_complaint(row) for row in flows if row.miscounted]
         found += [
             diagnosis.Complaint(
@@ -126,13 +114,16 @@ class Audits(Group):
 
     async def _audit_rows(self, first: int, limit: int) -> diagnosis.AuditPage:
         last = first + PARTITIONS_PER_PAGE - 1
-
-        async def body(reader: Reader) -> list[StrayRow]:
-            return await reader.select_as(
-                StrayRow, "audit_strays", first_partition=first, last_partition=last, limit=limit
+        found = {
+            _stray(row.execution_id, row.belongings)
+            for row in await self.select_as(
+                StrayRow,
+                "audit_strays",
+                first_partition=first,
+                last_partition=last,
+                limit=limit,
             )
-
-        found = {_stray(row.execution_id, row.belongings) for row in await self.store.read(body)}
+        }
         more = last + 1 < self.shell.deployment.partitions.num_flow
         return diagnosis.AuditPage(
             complaints=_sorted(found),
@@ -142,7 +133,7 @@ class Audits(Group):
     async def _audit_guards(self, after: str, limit: int) -> diagnosis.AuditPage:
         namespace, key = _parse_key(after)
 
-        async def body(reader: Reader) -> tuple[list[GuardRow], set[ExecutionId]]:
+        async def body(reader: Reader) -> tuple[list[GuardRow], set[ids.ExecutionId]]:
             rows = await reader.select_as(
                 GuardRow, "list_guards", after_namespace=namespace, after_key=key, limit=limit
             )
@@ -159,7 +150,7 @@ class Audits(Group):
         )
 
     async def _audit_waiting(self, after: str, limit: int) -> diagnosis.AuditPage:
-        async def body(reader: Reader) -> tuple[list[str], set[ExecutionId], diagnosis.Waits]:
+        async def body(reader: Reader) -> tuple[list[str], set[ids.ExecutionId], diagnosis.Waits]:
             waiting = await reader.select_as(str, "list_waiting", after=after, limit=limit)
             return waiting, await _gone(reader, waiting), await _waits(reader, waiting)
 
@@ -175,33 +166,33 @@ class Audits(Group):
         )
 
 
-async def _gone(reader: Reader, named: Sequence[str]) -> set[ExecutionId]:
+async def _gone(reader: Reader, named: Sequence[str]) -> set[ids.ExecutionId]:
     """Those of the named executions that do not exist."""
-    asked = {parse_execution_id(each) for each in named}
+    asked = {ids.parse_execution_id(each) for each in named}
     there = await reader.select_as(
-        ExecutionId,
+        ids.ExecutionId,
         "namespaces_of",
-        partition_keys=[partition_of(each) for each in asked],
-        execution_ids=[uuid_of(each) for each in asked],
+        partition_keys=[ids.partition_of(each) for each in asked],
+        execution_ids=[ids.uuid_of(each) for each in asked],
     )
     return asked.difference(there)
 
 
 async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
     """What these wait for, and those in turn, as far as nothing else moves them."""
-    waits: dict[ExecutionId, set[ExecutionId]] = {}
-    asked = [parse_execution_id(each) for each in waiting]
+    waits: dict[ids.ExecutionId, set[ids.ExecutionId]] = {}
+    asked = [ids.parse_execution_id(each) for each in waiting]
     for _ in range(RING_MAX):
         if not asked or len(waits) > RING_WAITS_MAX:
             break
         rows = await reader.select_as(
             IdleWait,
             "list_idle_waits",
-            partition_keys=[partition_of(each) for each in asked],
-            execution_ids=[uuid_of(each) for each in asked],
+            partition_keys=[ids.partition_of(each) for each in asked],
+            execution_ids=[ids.uuid_of(each) for each in asked],
             limit=RING_WAITS_MAX,
         )
-        found: dict[ExecutionId, set[ExecutionId]] = {}
+        found: dict[ids.ExecutionId, set[ids.ExecutionId]] = {}
         for row in rows:
             found.setdefault(row.execution_id, set()).add(row.awaited)
         if len(rows) == RING_WAITS_MAX:
@@ -213,17 +204,17 @@ async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
 
 
 class IdleWait(Struct, frozen=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     awaited_partition_key: int
     awaited_execution_id: str
 
     @property
-    def awaited(self) -> ExecutionId:
-        return make_execution_id(self.awaited_partition_key, self.awaited_execution_id)
+    def awaited(self) -> ids.ExecutionId:
+        return ids.make_execution_id(self.awaited_partition_key, self.awaited_execution_id)
 
 
 class StrayRow(Struct, frozen=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     belongings: str
 
 
@@ -248,7 +239,7 @@ class FlowCounts(Struct, frozen=True, kw_only=True):
     told: int
 
 
-def _stray(execution_id: ExecutionId, belongings: str) -> diagnosis.Complaint:
+def _stray(execution_id: ids.ExecutionId, belongings: str) -> diagnosis.Complaint:
     return diagnosis.Complaint(
         wrong=diagnosis.Wrong.STRAY,
         execution_id=execution_id,
@@ -266,7 +257,7 @@ def _flow_complaint(row: FlowCounts) -> diagnosis.Complaint:
     found = f"{row.members}, {row.edges}, {row.told}"
     return diagnosis.Complaint(
         wrong=diagnosis.Wrong.MISCOUNTED,
-        execution_id=make_execution_id(row.partition_key, row.flow_id),
+        execution_id=ids.make_execution_id(row.partition_key, row.flow_id),
         detail=f"a flow that counts {counts} members, edges and endings, and has {found}",
     )
 
@@ -294,14 +285,14 @@ def _parse(cursor: object) -> tuple[str, int, str]:
     """The phase, a partition, and the place where its next page begins."""
     text = check_optional_text("cursor", cursor, bytes_max=CURSOR_BYTES_MAX)
     if not text:
-        return _EXECUTIONS, -1, FIRST_UUID
+        return _EXECUTIONS, -1, ids.FIRST_UUID
     phase, _, rest = text.partition("/")
     partition, _, place = rest.partition("/")
-    index = parse_index(partition)
+    index = ids.parse_index(partition)
     if phase not in (_EXECUTIONS, _FLOWS, _STRAYS, _GUARDS, _WAITING) or index is None:
         raise InvalidInput("cursor", "must be one that an earlier page ended with", cursor)
     by_uuid = phase in (_EXECUTIONS, _FLOWS)
-    return phase, index, parse_uuid("cursor", place) if by_uuid else place
+    return phase, index, ids.parse_uuid("cursor", place) if by_uuid else place
 
 
 def _parse_key(place: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from flowfabric.core.checks import check_bool, check_int, check_list, check_text
 from flowfabric.core.handles import Handle
 from flowfabric.core.states import FailureClass
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import gates
+from flowfabric.engine import gates, paging
 from flowfabric.engine.ledger import (
     BudgetEntry,
     BudgetOutcome,
@@ -204,7 +204,7 @@ class Budgets(Group):
         """Budgets by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         wanted = None if namespace is None else ids.parse_namespace(namespace)
-        after_namespace, after_name = ("", "") if cursor is None else _check_cursor(cursor)
+        after_namespace, after_name = paging.check_pair(cursor)
 
         async def body(reader: Reader) -> list[BudgetStatus]:
             found = await reader.select_records(
@@ -217,9 +217,9 @@ class Budgets(Group):
             )
             return await read_statuses(reader, found)
 
-        found = await self.store.read(body) if limit else []
-        page = tuple(found[:limit])
-        last = (page[-1].namespace, page[-1].name) if len(found) > limit else None
+        page, last = paging.cut(
+            await self.store.read(body), limit, lambda budget: (str(budget.namespace), budget.name)
+        )
         return BudgetPage(budgets=page, next_cursor=last)
 
     # Counting
@@ -563,8 +563,3 @@ def hint_if_soon(tx: Transaction, budget: Budget, now_ms: int) -> None:
 
 def _check_reservation_id(value: object) -> str:
     return check_text("reservation_id", value, bytes_max=terms.DEDUP_KEY_BYTES_MAX, empty=False)
-
-
-def _check_cursor(cursor: object) -> tuple[str, str]:
-    namespace, name = check_list("cursor", cursor, 2, 2)
-    return check_text("cursor", namespace), check_text("cursor", name)

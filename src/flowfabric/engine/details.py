@@ -6,35 +6,17 @@ from typing import Final
 
 from msgspec import Struct, structs
 
+from flowfabric.core import checks, ids
 from flowfabric.core.bounds import BATCH_MAX, JOIN_EDGES_MAX, PAGE_MAX
-from flowfabric.core.checks import (
-    INSTANCE_TAG_KEY,
-    check_bool,
-    check_int,
-    check_list,
-    check_tag_key,
-    check_tags,
-    check_text,
-)
 from flowfabric.core.creation import new_tags
 from flowfabric.core.events import check_category, tag_events
-from flowfabric.core.ids import (
-    FIRST_UUID,
-    LAST_UUID,
-    ExecutionId,
-    Namespace,
-    parse_namespace,
-    parse_own_id,
-    parse_uuid,
-    partition_of,
-    uuid_of,
-)
 from flowfabric.core.policies import in_words
 from flowfabric.core.records import Execution, ExecutionTag, Step
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details
+from flowfabric.engine import paging
 from flowfabric.engine.creation import NamespaceRow
 from flowfabric.engine.gates import held_up
 from flowfabric.engine.leases import required_capabilities
@@ -44,21 +26,21 @@ from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
 
-async def steps_of(reader: Reader, execution_id: ExecutionId) -> tuple[Step, ...]:
+async def steps_of(reader: Reader, execution_id: ids.ExecutionId) -> tuple[Step, ...]:
     found = await reader.select_records(
         Step,
         "list_steps",
-        partition_key=partition_of(execution_id),
-        execution_id=uuid_of(execution_id),
+        partition_key=ids.partition_of(execution_id),
+        execution_id=ids.uuid_of(execution_id),
     )
     return tuple(in_order(found))
 
 
 async def children_of(
     reader: Reader,
-    execution_id: ExecutionId,
+    execution_id: ids.ExecutionId,
     *,
-    after: tuple[int, str] = (-1, FIRST_UUID),
+    after: tuple[int, str] = (-1, ids.FIRST_UUID),
     limit: int = PAGE_MAX,
 ) -> tuple[ChildView, ...]:
     """What it submitted after a time and a uuid."""
@@ -77,7 +59,6 @@ async def children_of(
 UUID_PART_CHARS_MIN: Final = 4
 MATCHES_SHOWN_MAX: Final = 5
 EVENTS_BACK_MAX: Final = 1_000_000
-TIME_DIGITS_MAX: Final = 15
 
 _HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
 
@@ -85,7 +66,7 @@ _HEXADECIMAL: Final = re.compile(r"[0-9a-f-]+")
 class Outcome(Struct, frozen=True, kw_only=True):
     """The end of one execution."""
 
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     public_state: PublicState
     result: bytes | None
     reason: str
@@ -100,13 +81,13 @@ class ChildPage(Struct, frozen=True, kw_only=True):
 class Found(Struct, frozen=True, kw_only=True):
     """What is known of the ends of some executions; the others have not ended."""
 
-    ended: dict[ExecutionId, Outcome]
-    missing: frozenset[ExecutionId]
+    ended: dict[ids.ExecutionId, Outcome]
+    missing: frozenset[ids.ExecutionId]
     """There is no such execution, or no longer."""
 
 
 class OutcomeRow(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     public_state: PublicState | None
     """None: there is no such execution."""
     result: bytes | None
@@ -157,24 +138,25 @@ class Details(Group):
         self, execution_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> ChildPage:
         """What an execution submitted and is still stored, oldest first, after `cursor`."""
-        check_int("limit", limit, 1, PAGE_MAX)
+        checks.check_int("limit", limit, 1, PAGE_MAX)
         asked = self.shell.check_execution_id(execution_id)
-        after = (-1, FIRST_UUID) if cursor is None else _read_cursor(cursor)
-
-        async def body(reader: Reader) -> tuple[ChildView, ...]:
-            return await children_of(reader, asked, after=after, limit=limit + 1)
-
-        found = await self.store.read(body)
-        page, last = found[:limit], None
-        if len(found) > limit:
-            last = f"{page[-1].created_at_ms} {uuid_of(page[-1].execution_id)}"
+        after = (-1, ids.FIRST_UUID)
+        if cursor is not None:
+            at_ms, uuid = paging.split_time(cursor, " ")
+            after = at_ms, ids.parse_uuid("cursor", uuid)
+        found = await self.store.read(
+            lambda reader: children_of(reader, asked, after=after, limit=limit + 1)
+        )
+        page, last = paging.cut(
+            found, limit, lambda child: f"{child.created_at_ms} {ids.uuid_of(child.execution_id)}"
+        )
         return ChildPage(children=page, next_cursor=last)
 
     # What people at a terminal need: ids by a part of them, and a look at the whole
 
     async def resolve_execution_id(
         self, text: str, *, namespace: str | None = "default", strictly: bool = False
-    ) -> ExecutionId:
+    ) -> ids.ExecutionId:
         """The execution that text stands for.
 
         A full id, even with a wrong partition; an id that its submitter chose, in `namespace` or,
@@ -183,14 +165,14 @@ class Details(Group):
         Parts are looked for in the index of all ids: for people, not for programs.
         """
         if namespace is not None:
-            parse_namespace(namespace)
-        within = namespace if check_bool("strictly", strictly) else None
-        if check_text("execution_id", text).startswith("{"):
+            ids.parse_namespace(namespace)
+        within = namespace if checks.check_bool("strictly", strictly) else None
+        if checks.check_text("execution_id", text).startswith("{"):
             asked = self.shell.check_execution_id(text)
-            found = await self._find_by_uuid(uuid_of(asked), within)
+            found = await self._find_by_uuid(ids.uuid_of(asked), within)
             # With the partition of another it is found as well.
             return asked if asked in found or len(found) != 1 else found[0]
-        if parse_own_id(text) is not None:
+        if ids.parse_own_id(text) is not None:
             named = await self._find_named(text, namespace)
             if len(named) > 1:
                 places = ", ".join(named)
@@ -225,9 +207,9 @@ class Details(Group):
         self, count: int, *, namespace: str | None = None, category: str | None = None
     ) -> int:
         """The `after` that reads the latest `count` events; 0 when there are no events."""
-        check_int("count", count, 1, EVENTS_BACK_MAX)
+        checks.check_int("count", count, 1, EVENTS_BACK_MAX)
         if namespace is not None:
-            parse_namespace(namespace)
+            ids.parse_namespace(namespace)
         wanted = check_category(category)
 
         async def body(reader: Reader) -> int:
@@ -238,14 +220,14 @@ class Details(Group):
 
         return await self.store.read(body)
 
-    async def own_ids(self, execution_ids: Sequence[str]) -> dict[ExecutionId, str]:
+    async def own_ids(self, execution_ids: Sequence[str]) -> dict[ids.ExecutionId, str]:
         """The ids that callers chose for these executions, where they did."""
-        given = check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
+        given = checks.check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
         asked = [
             execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))
         ]
 
-        async def body(reader: Reader) -> dict[ExecutionId, str]:
+        async def body(reader: Reader) -> dict[ids.ExecutionId, str]:
             found = await reader.get(Execution, asked) if asked else {}
             return {each.execution_id: each.own_id for each in found.values() if each.own_id}
 
@@ -253,14 +235,14 @@ class Details(Group):
 
     async def required_capabilities(
         self, execution_ids: Sequence[str]
-    ) -> dict[ExecutionId, tuple[str, ...]]:
+    ) -> dict[ids.ExecutionId, tuple[str, ...]]:
         """What a worker has to have to run each of these executions that exist."""
-        given = check_list("execution_ids", execution_ids, 0, PAGE_MAX)
+        given = checks.check_list("execution_ids", execution_ids, 0, PAGE_MAX)
         asked = [
             execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))
         ]
 
-        async def body(reader: Reader) -> dict[ExecutionId, tuple[str, ...]]:
+        async def body(reader: Reader) -> dict[ids.ExecutionId, tuple[str, ...]]:
             found = (await reader.get(Execution, asked) if asked else {}).values()
             required = {
                 route_id: await required_capabilities(reader, route_id)
@@ -273,12 +255,12 @@ class Details(Group):
     async def called(self, execution_id: str) -> str:
         """What people call an execution: the id they chose, else its uuid."""
         asked = self.shell.check_execution_id(execution_id)
-        return (await self.own_ids([asked])).get(asked) or uuid_of(asked)
+        return (await self.own_ids([asked])).get(asked) or ids.uuid_of(asked)
 
-    async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ExecutionId]:
+    async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ids.ExecutionId]:
         """The executions that were given this id, by namespace."""
 
-        async def body(reader: Reader) -> dict[str, ExecutionId]:
+        async def body(reader: Reader) -> dict[str, ids.ExecutionId]:
             places = [namespace]
             if namespace is None:
                 places = await reader.select_as(str, "list_namespaces")
@@ -288,25 +270,25 @@ class Details(Group):
 
         return await self.store.read(body)
 
-    async def _find_by_uuid(self, part: str, namespace: str | None) -> list[ExecutionId]:
-        async def body(reader: Reader) -> list[ExecutionId]:
-            found: list[ExecutionId] = []
-            if FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part)):
+    async def _find_by_uuid(self, part: str, namespace: str | None) -> list[ids.ExecutionId]:
+        async def body(reader: Reader) -> list[ids.ExecutionId]:
+            found: list[ids.ExecutionId] = []
+            if ids.FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part)):
                 found = await reader.select_as(
-                    ExecutionId,
+                    ids.ExecutionId,
                     "find_by_uuid",
-                    low=part + FIRST_UUID[len(part) :],
-                    high=part + LAST_UUID[len(part) :],
+                    low=part + ids.FIRST_UUID[len(part) :],
+                    high=part + ids.LAST_UUID[len(part) :],
                     pattern=f"{part}%",
                     namespace=namespace,
                     limit=MATCHES_SHOWN_MAX + 1,
                 )
             if not found:
                 found = await reader.select_as(
-                    ExecutionId,
+                    ids.ExecutionId,
                     "find_by_uuid",
-                    low=FIRST_UUID,
-                    high=LAST_UUID,
+                    low=ids.FIRST_UUID,
+                    high=ids.LAST_UUID,
                     pattern=f"%{part}",
                     namespace=namespace,
                     limit=MATCHES_SHOWN_MAX + 1,
@@ -317,26 +299,22 @@ class Details(Group):
 
     # How executions ended, read for those that wait for them ----------------
 
-    async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:
+    async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ids.ExecutionId, Outcome]:
         """How the given executions ended; those that have not, or do not exist, are omitted."""
         return (await self.find_outcomes(execution_ids)).ended
 
     async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:
         """How the given executions ended, and which of them do not exist."""
-        check_list("execution_ids", execution_ids, 0, BATCH_MAX)
+        checks.check_list("execution_ids", execution_ids, 0, BATCH_MAX)
         asked = [self.shell.check_execution_id(each) for each in execution_ids]
         if not asked:
             return Found(ended={}, missing=frozenset())
-
-        async def body(reader: Reader) -> list[OutcomeRow]:
-            return await reader.select_as(
-                OutcomeRow,
-                "read_outcomes",
-                partition_keys=[partition_of(each) for each in asked],
-                execution_ids=[uuid_of(each) for each in asked],
-            )
-
-        rows = await self.store.read(body)
+        rows = await self.select_as(
+            OutcomeRow,
+            "read_outcomes",
+            partition_keys=[ids.partition_of(each) for each in asked],
+            execution_ids=[ids.uuid_of(each) for each in asked],
+        )
         show = self.shell.values.show
         outcomes = await self.shell.values.through_all(
             [row.outcome(row.public_state) for row in rows if row.public_state is not None],
@@ -351,11 +329,11 @@ class Details(Group):
 
     async def set_execution_tag(self, execution_id: str, key: str, value: str) -> None:
         """Set one tag, replacing its value."""
-        await self.set_execution_tags(execution_id, {check_tag_key(key): value})
+        await self.set_execution_tags(execution_id, {checks.check_tag_key(key): value})
 
     async def set_execution_tags(self, execution_id: str, tags: Mapping[str, str]) -> int:
         """Set several tags, all or none; return how many."""
-        checked = check_tags(tags)
+        checked = checks.check_tags(tags)
         if not checked:
             raise InvalidInput("tags", "must not be empty")
         asked = self.shell.check_execution_id(execution_id)
@@ -373,7 +351,7 @@ class Details(Group):
             after = change(
                 execution,
                 now_ms,
-                instance_tag=checked.get(INSTANCE_TAG_KEY, execution.instance_tag),
+                instance_tag=checked.get(checks.INSTANCE_TAG_KEY, execution.instance_tag),
             )
             changes = Changes(updates=(after, *wanted), events=tag_events(after, changed, now_ms))
             await tx.save(changes)
@@ -385,9 +363,9 @@ class Details(Group):
 
     async def get_execution_tag(self, execution_id: str, key: str) -> str | None:
         """The tag's value, or None when the tag or the execution is missing."""
-        check_tag_key(key)
+        checks.check_tag_key(key)
         asked = self.shell.check_execution_id(execution_id)
-        tag_key = (partition_of(asked), asked, key)
+        tag_key = (ids.partition_of(asked), asked, key)
 
         async def body(reader: Reader) -> str | None:
             tag = await reader.get_one(ExecutionTag, tag_key)
@@ -395,34 +373,29 @@ class Details(Group):
 
         return await self.store.read(body)
 
-    async def find_namespaces(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Namespace]:
+    async def find_namespaces(
+        self, execution_ids: Sequence[str]
+    ) -> dict[ids.ExecutionId, ids.Namespace]:
         """The namespaces of those of these executions that exist."""
-        given = check_list("execution_ids", execution_ids, 0, JOIN_EDGES_MAX)
+        given = checks.check_list("execution_ids", execution_ids, 0, JOIN_EDGES_MAX)
         asked = sorted(set(map(self.shell.check_execution_id, given)))
 
-        async def body(reader: Reader) -> dict[ExecutionId, Namespace]:
+        async def body(reader: Reader) -> dict[ids.ExecutionId, ids.Namespace]:
             rows = await reader.select_as(
                 NamespaceRow,
                 "namespaces_of",
-                partition_keys=[partition_of(each) for each in asked],
-                execution_ids=[uuid_of(each) for each in asked],
+                partition_keys=[ids.partition_of(each) for each in asked],
+                execution_ids=[ids.uuid_of(each) for each in asked],
             )
             return {row.execution_id: row.namespace for row in rows}
 
         return await self.store.read(body) if asked else {}
 
-    async def get_execution_namespace(self, execution_id: str) -> Namespace | None:
+    async def get_execution_namespace(self, execution_id: str) -> ids.Namespace | None:
         asked = self.shell.check_execution_id(execution_id)
 
-        async def body(reader: Reader) -> Namespace | None:
+        async def body(reader: Reader) -> ids.Namespace | None:
             execution = await reader.get_one(Execution, execution_key(asked))
             return None if execution is None else execution.namespace
 
         return await self.store.read(body)
-
-
-def _read_cursor(cursor: object) -> tuple[int, str]:
-    at_ms, _, uuid = check_text("cursor", cursor).partition(" ")
-    if not (at_ms.isascii() and at_ms.isdigit() and len(at_ms) <= TIME_DIGITS_MAX):
-        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", cursor)
-    return int(at_ms), parse_uuid("cursor", uuid)

@@ -34,7 +34,7 @@ from flowfabric.engine import reads, unit
 from flowfabric.engine.flows import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
 from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching
 from flowfabric.engine.unit import Swept
-from flowfabric.store.base import Key, Reader, Transaction
+from flowfabric.store.base import Key, Transaction
 
 BUSY_PAUSE_S = 0.05
 """How long a waiting caller leaves members alone that another process is cancelling."""
@@ -321,13 +321,12 @@ class FlowOperators(FlowBuilding):
 
     async def _left_to_cancel(self, flow_id: FlowId, limit: int) -> dict[ExecutionId, int]:
         """Members still queued, and how often cancelling each has failed."""
-
-        async def body(reader: Reader) -> list[QueuedCancel]:
-            return await reader.select_as(
+        return {
+            row.execution_id: row.attempts
+            for row in await self.select_as(
                 QueuedCancel, "list_cancels", flow_id=flow_id, limit=limit
             )
-
-        return {row.execution_id: row.attempts for row in await self.store.read(body)}
+        }
 
 
 class QueuedCancel(Struct, frozen=True):
@@ -497,10 +496,7 @@ class FlowReplays(FlowBuilding):
     async def _next_batch(
         self, matching: ExecutionFilter, after: reads.PageCursor, limit: int
     ) -> Sequence[Execution]:
-        async def body(reader: Reader) -> Sequence[Execution]:
-            return await select_matching(reader, matching, after, limit)
-
-        return await self.store.read(body)
+        return await self.store.read(lambda reader: select_matching(reader, matching, after, limit))
 
 
 class _Replaying:

@@ -4,30 +4,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core import views
+from flowfabric.core import ids, views
 from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
-from flowfabric.core.ids import (
-    EdgeId,
-    ExecutionId,
-    FlowId,
-    Namespace,
-    PartitionFamily,
-    PartitionKey,
-    check_partition,
-    named_flow_id,
-    parse_execution_id,
-    parse_namespace,
-    parse_uuid,
-    start_after,
-    uuid_of,
-)
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.flows import FlowBuilding, check_edge_id, member_counts
+from flowfabric.engine.paging import cut
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import InvalidInput
@@ -48,12 +34,12 @@ class Incoming(Struct, frozen=True, tag=True):
 
 class FlowPage(Struct, frozen=True, kw_only=True):
     flows: tuple[views.FlowListItem, ...]
-    next_cursor: FlowId | None
+    next_cursor: ids.FlowId | None
 
 
 class FlowMemberPage(Struct, frozen=True, kw_only=True):
     members: tuple[views.FlowMember, ...]
-    next_cursor: ExecutionId | None
+    next_cursor: ids.ExecutionId | None
 
 
 class FlowReads(FlowBuilding):
@@ -97,13 +83,13 @@ class FlowReads(FlowBuilding):
         A `namespace` is looked for in all partitions.
         """
         check_int("limit", limit, 0, PAGE_MAX)
-        start = start_after(None if cursor is None else parse_uuid("cursor", cursor))
+        start = ids.start_after(None if cursor is None else ids.parse_uuid("cursor", cursor))
         index = self._check_partition(partition)
         if namespace is not None:
-            parse_namespace(namespace)
+            ids.parse_namespace(namespace)
             if index is not None:
                 raise InvalidInput("namespace", "cannot be combined with a partition", namespace)
-        if limit == 0 or start is None:
+        if start is None:
             return FlowPage(flows=(), next_cursor=None)
 
         async def body(reader: Reader) -> list[views.FlowListItem]:
@@ -119,20 +105,19 @@ class FlowReads(FlowBuilding):
             going = await _going(reader, [flow.flow_id for flow in found if views.closing(flow)])
             return [_list_item(flow, going=flow.flow_id in going) for flow in found]
 
-        found = await self.store.read(body)
-        page = tuple(found[:limit])
-        return FlowPage(flows=page, next_cursor=page[-1].flow_id if len(found) > limit else None)
+        page, last = cut(await self.store.read(body), limit, lambda flow: flow.flow_id)
+        return FlowPage(flows=page, next_cursor=last)
 
     def _check_partition(self, partition: object) -> int | None:
         if partition is None:
             return None
         if isinstance(partition, str):
-            named = PartitionKey.parse(partition)
-            if named.family is not PartitionFamily.FLOW:
+            named = ids.PartitionKey.parse(partition)
+            if named.family is not ids.PartitionFamily.FLOW:
                 raise InvalidInput("partition", "must be one of flows, {fp:N}", partition)
             partition = named.index
         index = check_int("partition", partition, 0, 65_535)
-        return check_partition(index, self.shell.deployment.partitions)
+        return ids.check_partition(index, self.shell.deployment.partitions)
 
     async def list_flow_members(
         self, flow_id: str, *, cursor: str | None = None, limit: int = 100
@@ -152,11 +137,9 @@ class FlowReads(FlowBuilding):
                 structs.replace(each, tags=tags.get(each.execution_id, {})) for each in found
             )
 
-        found = await self.store.read(body) if limit and start else ()
-        page = found[:limit]
-        return FlowMemberPage(
-            members=page, next_cursor=page[-1].execution_id if len(found) > limit else None
-        )
+        found = await self.store.read(body) if start else ()
+        page, last = cut(found, limit, lambda member: member.execution_id)
+        return FlowMemberPage(members=page, next_cursor=last)
 
     async def list_edge_groups(
         self, flow_id: str, *, cursor: str | None = None, limit: int = 100
@@ -165,22 +148,21 @@ class FlowReads(FlowBuilding):
         check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
         start = _start_after_member(cursor)
-
-        async def body(reader: Reader) -> Sequence[EdgeGroup]:
-            return await _groups(reader, asked, start, limit)
-
-        return tuple(views.group_snapshot(group) for group in await self.store.read(body))
+        return tuple(
+            views.group_snapshot(group)
+            for group in await self.store.read(lambda reader: _groups(reader, asked, start, limit))
+        )
 
     async def find_named_flows(
         self, own_id: str, *, namespace: str | None = None
-    ) -> dict[str, FlowId]:
+    ) -> dict[str, ids.FlowId]:
         """The flows that were given this id, by namespace."""
 
-        async def body(reader: Reader) -> dict[str, FlowId]:
+        async def body(reader: Reader) -> dict[str, ids.FlowId]:
             places = [namespace]
             if namespace is None:
                 places = await reader.select_as(str, "list_namespaces")
-            named = {place: named_flow_id(own_id, place) for place in places if place}
+            named = {place: ids.named_flow_id(own_id, place) for place in places if place}
             found = [await self.find_flow(reader, each) for each in named.values()]
             there = {flow.flow_id for flow in found if flow is not None}
             return {place: each for place, each in named.items() if each in there}
@@ -204,15 +186,15 @@ class FlowReads(FlowBuilding):
         if limit is not None:
             check_int("limit", limit, 0, PAGE_MAX)
         asked = self.check_flow_id(flow_id)
-        after = None if cursor is None else EdgeId(parse_uuid("cursor", cursor))
+        after = None if cursor is None else ids.EdgeId(ids.parse_uuid("cursor", cursor))
         upstream, downstream = self._ends(direction)
         partition_key, _ = self.flow_key(asked)
 
         name, parameters = _edge_list(upstream, downstream)
 
         async def body(reader: Reader) -> list[Edge]:
-            async def page(after: EdgeId | None, limit: int) -> Sequence[Edge]:
-                start = start_after(after)
+            async def page(after: ids.EdgeId | None, limit: int) -> Sequence[Edge]:
+                start = ids.start_after(after)
                 if start is None:
                     return ()
                 return await reader.select_records(
@@ -231,7 +213,7 @@ class FlowReads(FlowBuilding):
 
         return tuple(views.edge_snapshot(edge) for edge in await self.store.read(body))
 
-    def _ends(self, direction: object) -> tuple[ExecutionId | None, ExecutionId | None]:
+    def _ends(self, direction: object) -> tuple[ids.ExecutionId | None, ids.ExecutionId | None]:
         match direction:
             case None:
                 return None, None
@@ -325,10 +307,10 @@ class FlowReads(FlowBuilding):
 
         return await self.store.transact(body)
 
-    async def get_flow_namespace(self, flow_id: str) -> Namespace | None:
+    async def get_flow_namespace(self, flow_id: str) -> ids.Namespace | None:
         asked = self.check_flow_id(flow_id)
 
-        async def body(reader: Reader) -> Namespace | None:
+        async def body(reader: Reader) -> ids.Namespace | None:
             flow = await self.find_flow(reader, asked)
             return None if flow is None else flow.namespace
 
@@ -347,11 +329,13 @@ class FlowReads(FlowBuilding):
 
 
 def _start_after_member(cursor: str | None) -> str | None:
-    return start_after(None if cursor is None else uuid_of(parse_execution_id(cursor, "cursor")))
+    return ids.start_after(
+        None if cursor is None else ids.uuid_of(ids.parse_execution_id(cursor, "cursor"))
+    )
 
 
 async def _groups(
-    reader: Reader, flow_id: FlowId, start: str | None, limit: int
+    reader: Reader, flow_id: ids.FlowId, start: str | None, limit: int
 ) -> Sequence[EdgeGroup]:
     if start is None:
         return ()
@@ -360,12 +344,12 @@ async def _groups(
     )
 
 
-async def _all_groups(reader: Reader, flow_id: FlowId) -> tuple[views.EdgeGroupSnapshot, ...]:
+async def _all_groups(reader: Reader, flow_id: ids.FlowId) -> tuple[views.EdgeGroupSnapshot, ...]:
     """Every join, page by page: a flow has at most one for each member."""
     groups: list[EdgeGroup] = []
     for _ in range(FLOW_MEMBERS_MAX // PAGE_MAX + 1):
-        last = uuid_of(groups[-1].downstream_id) if groups else None
-        found = await _groups(reader, flow_id, start_after(last), PAGE_MAX)
+        last = ids.uuid_of(groups[-1].downstream_id) if groups else None
+        found = await _groups(reader, flow_id, ids.start_after(last), PAGE_MAX)
         groups += found
         if len(found) < PAGE_MAX:
             break
@@ -373,7 +357,7 @@ async def _all_groups(reader: Reader, flow_id: FlowId) -> tuple[views.EdgeGroupS
 
 
 async def _all_edges(
-    page: Callable[[EdgeId | None, int], Awaitable[Sequence[Edge]]], after: EdgeId | None
+    page: Callable[[ids.EdgeId | None, int], Awaitable[Sequence[Edge]]], after: ids.EdgeId | None
 ) -> list[Edge]:
     edges: list[Edge] = []
     for _ in range(FLOW_EDGES_MAX // PAGE_MAX + 1):
@@ -392,21 +376,21 @@ def _flow_list(
     return "list_partition_flows", {"partition_key": partition_key}
 
 
-async def _going(reader: Reader, flow_ids: Sequence[FlowId]) -> set[FlowId]:
+async def _going(reader: Reader, flow_ids: Sequence[ids.FlowId]) -> set[ids.FlowId]:
     """Those of the flows with members that have not ended."""
     if not flow_ids:
         return set()
-    return set(await reader.select_as(FlowId, "going_flows", flow_ids=list(flow_ids)))
+    return set(await reader.select_as(ids.FlowId, "going_flows", flow_ids=list(flow_ids)))
 
 
 def _edge_list(
-    upstream: ExecutionId | None, downstream: ExecutionId | None
+    upstream: ids.ExecutionId | None, downstream: ids.ExecutionId | None
 ) -> tuple[str, dict[str, str]]:
     """One indexed statement per direction."""
     if upstream is not None:
-        return "list_edges_from", {"execution_id": uuid_of(upstream)}
+        return "list_edges_from", {"execution_id": ids.uuid_of(upstream)}
     if downstream is not None:
-        return "list_edges_into", {"execution_id": uuid_of(downstream)}
+        return "list_edges_into", {"execution_id": ids.uuid_of(downstream)}
     return "list_edges", {}
 
 
@@ -415,7 +399,7 @@ def _cancelled(flow: FlowRecord) -> bool:
 
 
 class MemberRow(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     execution_kind: str
     public_state: PublicState
     lifecycle_phase: str

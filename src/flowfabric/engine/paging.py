@@ -1,13 +1,43 @@
-"""Reading a list page by page, to its end and never further than a bound."""
+"""Lists, page by page: a page cut from what was found, and a list read to its end.
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+Who lists asks for one more than the limit: if it is there, there is another page.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar, overload
+
+from flowfabric.core.checks import check_list, check_text
+from flowfabric.errors import InvalidInput
 
 PAGES_MAX: Final = 10_000
 """Pages that one list is read in: a cursor that leads nowhere new ends."""
 
+TIME_DIGITS_MAX: Final = 15
+FROM_A_PAGE: Final = "must be a next_cursor of an earlier page"
+
 C = TypeVar("C")
+T = TypeVar("T")
 C_co = TypeVar("C_co", covariant=True)
+
+
+def cut(found: Sequence[T], limit: int, cursor: Callable[[T], C]) -> tuple[tuple[T, ...], C | None]:
+    """A page, and where it ends if there are more."""
+    page = tuple(found[:limit])
+    return page, cursor(page[-1]) if page and len(found) > limit else None
+
+
+def check_pair(cursor: object) -> tuple[str, str]:
+    """Where a list by namespace and name goes on; from the start without a cursor."""
+    namespace, name = check_list("cursor", ("", "") if cursor is None else cursor, 2, 2)
+    return check_text("cursor", namespace), check_text("cursor", name)
+
+
+def split_time(cursor: object, separator: str = "-") -> tuple[int, str]:
+    """Where a list by time goes on: the time, and the rest of the cursor."""
+    time, _, rest = cursor.partition(separator) if isinstance(cursor, str) else ("", "", "")
+    if not (time.isascii() and time.isdigit()) or len(time) > TIME_DIGITS_MAX:
+        raise InvalidInput("cursor", FROM_A_PAGE, cursor)
+    return int(time), rest
 
 
 class Paged(Protocol[C_co]):

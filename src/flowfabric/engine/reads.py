@@ -6,43 +6,10 @@ from typing import Self, TypeVar
 
 from msgspec import Struct, structs
 
-from flowfabric.core import bounds, views, workers
-from flowfabric.core.checks import (
-    SEPARATOR,
-    check_int,
-    check_list,
-    check_optional_time,
-    check_tag_key,
-    check_tag_value,
-    check_text,
-    kind_of,
-    names_version,
-    split_kind,
-)
+from flowfabric.core import bounds, checks, ids, views, workers
 from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
 from flowfabric.core.flow_records import EdgeGroup
-from flowfabric.core.ids import (
-    FIRST_UUID,
-    INDEX_MAX,
-    LAST_UUID,
-    ExecutionId,
-    FlowId,
-    LaneId,
-    LeaseId,
-    Namespace,
-    WorkerInstanceId,
-    check_partition,
-    make_execution_id,
-    parse_execution_id,
-    parse_execution_kind,
-    parse_flow_partition,
-    parse_lane_id,
-    parse_namespace,
-    partition_of,
-    uuid_after,
-    uuid_of,
-)
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -58,14 +25,13 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
-from flowfabric.engine import gates, leases, unit
+from flowfabric.engine import gates, leases, paging, unit
 from flowfabric.engine.workers import present_workers
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Parameter, Reader
 
 # Which executions a list, a bulk cancel or a bulk replay is about -----------
 
-TIME_DIGITS_MAX = 15
 """A time of the year 9999 has no more."""
 
 
@@ -87,9 +53,9 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
     def _kinds(self) -> tuple[str | None, str | None]:
         """The kind that matches, and how those begin that match besides."""
         given = self.execution_kind
-        if given is None or names_version(given):
-            return None if given is None else kind_of(*split_kind(given)), None
-        return given, f"{given}{SEPARATOR}"
+        if given is None or checks.names_version(given):
+            return None if given is None else checks.kind_of(*checks.split_kind(given)), None
+        return given, f"{given}{checks.SEPARATOR}"
 
     def statement(self) -> tuple[str, Mapping[str, Parameter]]:
         """The statement whose index fits, and its parameters."""
@@ -120,19 +86,19 @@ def check_filter(matching: object) -> ExecutionFilter:
     if not isinstance(matching, ExecutionFilter):
         raise InvalidInput("matching", "must be an ExecutionFilter", matching)
     if matching.lane_id is not None:
-        parse_lane_id(matching.lane_id)
+        ids.parse_lane_id(matching.lane_id)
     if matching.execution_kind is not None:
-        parse_execution_kind(matching.execution_kind)
+        ids.parse_execution_kind(matching.execution_kind)
     if matching.namespace is not None:
-        parse_namespace(matching.namespace)
+        ids.parse_namespace(matching.namespace)
     if matching.tag is not None:
-        key, value = check_list("tag", matching.tag, 2, 2)
-        check_tag_value(check_tag_key(key), value)
-    for state in check_list("states", matching.states, 0, len(PublicState)):
+        key, value = checks.check_list("tag", matching.tag, 2, 2)
+        checks.check_tag_value(checks.check_tag_key(key), value)
+    for state in checks.check_list("states", matching.states, 0, len(PublicState)):
         if state not in list(PublicState):
             raise InvalidInput("states", f"must be among {', '.join(PublicState)}", state)
-    check_optional_time("created_after_ms", matching.created_after_ms)
-    check_optional_time("created_before_ms", matching.created_before_ms)
+    checks.check_optional_time("created_after_ms", matching.created_after_ms)
+    checks.check_optional_time("created_before_ms", matching.created_before_ms)
     return matching
 
 
@@ -140,34 +106,26 @@ class PageCursor(Struct, frozen=True):
     """Where a page ended that goes by a time, and by id where that is the same."""
 
     time_ms: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
 
     @classmethod
     def parse(cls, text: str | None, start: Self) -> Self:
         if text is None:
             return start
-        time_ms, execution_id = split_cursor(text)
-        return cls(time_ms, parse_execution_id(execution_id, "cursor"))
+        time_ms, execution_id = paging.split_time(text)
+        return cls(time_ms, ids.parse_execution_id(execution_id, "cursor"))
 
     def text(self) -> str:
         return f"{self.time_ms}-{self.execution_id}"
 
 
-NEWEST_FIRST = PageCursor(bounds.TIME_MS_MAX, make_execution_id(INDEX_MAX, LAST_UUID))
-OLDEST_FIRST = PageCursor(-1, make_execution_id(0, FIRST_UUID))
+NEWEST_FIRST = PageCursor(bounds.TIME_MS_MAX, ids.make_execution_id(ids.INDEX_MAX, ids.LAST_UUID))
+OLDEST_FIRST = PageCursor(-1, ids.make_execution_id(0, ids.FIRST_UUID))
 
 
 def page_end(execution: Execution) -> PageCursor:
     """Where a newest-first page ends with this one."""
     return PageCursor(execution.created_at_ms, execution.execution_id)
-
-
-def split_cursor(text: object) -> tuple[int, str]:
-    """The time and the rest of a cursor."""
-    time, _, rest = text.partition("-") if isinstance(text, str) else ("", "", "")
-    if not (time.isascii() and time.isdigit()) or len(time) > TIME_DIGITS_MAX:
-        raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
-    return int(time), rest
 
 
 # Reading what an execution with an open join waits for ----------------------
@@ -185,7 +143,7 @@ async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | N
         UpstreamRow,
         "unresolved_upstreams",
         partition_key=execution.partition_key,
-        downstream_id=uuid_of(execution.execution_id),
+        downstream_id=ids.uuid_of(execution.execution_id),
         limit=UPSTREAMS_SHOWN_MAX,
     )
     return JoinFacts(
@@ -205,7 +163,7 @@ async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | N
 
 
 class UpstreamRow(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     execution_kind: str
     node_name: str | None
     public_state: PublicState
@@ -225,8 +183,8 @@ FAILED_ATTEMPTS = (AttemptState.PENDING_RETRY_ATTEMPT, AttemptState.ATTEMPT_TERM
 
 
 class ExecutionPage(Struct, frozen=True, kw_only=True):
-    executions: tuple[ExecutionId, ...]
-    next_cursor: ExecutionId | None
+    executions: tuple[ids.ExecutionId, ...]
+    next_cursor: ids.ExecutionId | None
 
 
 class SnapshotPage(Struct, frozen=True, kw_only=True):
@@ -235,13 +193,13 @@ class SnapshotPage(Struct, frozen=True, kw_only=True):
 
 
 class ExpiredLease(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
-    namespace: Namespace
-    lane_id: LaneId
-    lease_id: LeaseId
+    execution_id: ids.ExecutionId
+    namespace: ids.Namespace
+    lane_id: ids.LaneId
+    lease_id: ids.LeaseId
     lease_epoch: int
     attempt_index: int
-    worker_instance_id: WorkerInstanceId
+    worker_instance_id: ids.WorkerInstanceId
     expires_at_ms: int
 
 
@@ -307,7 +265,7 @@ class Reads(unit.Group):
         result = await self._read(execution_id, lambda execution: execution.result)
         return await self.shell.values.through(result, self.shell.values.show)
 
-    async def resolve_execution_flow_id(self, execution_id: str) -> FlowId | None:
+    async def resolve_execution_flow_id(self, execution_id: str) -> ids.FlowId | None:
         return await self._read(execution_id, views.stored_flow_id)
 
     async def read_current_attempt_index(self, execution_id: str) -> int:
@@ -337,7 +295,8 @@ class Reads(unit.Group):
         if partition not in (None, partition_key):
             raise InvalidInput("partition", f"differs from that of {asked}", partition)
         wanted = tuple(
-            check_text("names", name) for name in check_list("names", names, 0, bounds.PAGE_MAX)
+            checks.check_text("names", name)
+            for name in checks.check_list("names", names, 0, bounds.PAGE_MAX)
         )
 
         async def body(reader: Reader) -> dict[str, str | None]:
@@ -375,27 +334,27 @@ class Reads(unit.Group):
 
         Of one `namespace`, or of all. A page holds at most a thousand, however large `limit` is.
         """
-        limit = min(check_int("limit", limit, 0, 2**31), bounds.PAGE_MAX)
+        limit = min(checks.check_int("limit", limit, 0, 2**31), bounds.PAGE_MAX)
         if isinstance(partition, str):
-            partition = parse_flow_partition(partition)
-        check_int("partition", partition, 0, 65_535)
-        check_partition(partition, self.shell.deployment.partitions)
-        start = FIRST_UUID if cursor is None else uuid_after(check_cursor(cursor, partition))
-        wanted = None if namespace is None else parse_namespace(namespace)
-
-        async def body(reader: Reader) -> list[ExecutionId]:
-            return await reader.select_as(
-                ExecutionId,
-                "list_partition",
-                partition_key=partition,
-                start=start,
-                namespace=wanted,
-                limit=limit + 1,
-            )
-
-        found = await self.store.read(body) if limit and start else []
-        ids = tuple(found[:limit])
-        return ExecutionPage(executions=ids, next_cursor=ids[-1] if len(found) > limit else None)
+            partition = ids.parse_flow_partition(partition)
+        checks.check_int("partition", partition, 0, 65_535)
+        ids.check_partition(partition, self.shell.deployment.partitions)
+        start = (
+            ids.FIRST_UUID if cursor is None else ids.uuid_after(check_cursor(cursor, partition))
+        )
+        wanted = None if namespace is None else ids.parse_namespace(namespace)
+        if start is None:
+            return ExecutionPage(executions=(), next_cursor=None)
+        found = await self.select_as(
+            ids.ExecutionId,
+            "list_partition",
+            partition_key=partition,
+            start=start,
+            namespace=wanted,
+            limit=limit + 1,
+        )
+        page, last = paging.cut(found, limit, lambda each: each)
+        return ExecutionPage(executions=page, next_cursor=last)
 
     async def find_executions(
         self,
@@ -405,18 +364,17 @@ class Reads(unit.Group):
         limit: int = 50,
     ) -> SnapshotPage:
         """Executions that match, newest first, with their tags."""
-        check_int("limit", limit, 0, bounds.PAGE_MAX)
+        checks.check_int("limit", limit, 0, bounds.PAGE_MAX)
         checked = check_filter(matching)
         after = PageCursor.parse(cursor, NEWEST_FIRST)
 
         async def body(reader: Reader) -> SnapshotPage:
-            found = await select_matching(reader, checked, after, limit + 1) if limit else []
-            page = await gates.held_up(reader, found[:limit])
+            found = await select_matching(reader, checked, after, limit + 1)
+            page, last = paging.cut(found, limit, page_end)
+            page = tuple(await gates.held_up(reader, page))
             tags = await tags_of_many(reader, [e.execution_id for e in page])
-            return SnapshotPage(
-                executions=tuple(views.snapshot(e, tags.get(e.execution_id, {})) for e in page),
-                next_cursor=page_end(page[-1]).text() if len(found) > limit else None,
-            )
+            shown = tuple(views.snapshot(e, tags.get(e.execution_id, {})) for e in page)
+            return SnapshotPage(executions=shown, next_cursor=None if last is None else last.text())
 
         return await self.store.read(body)
 
@@ -429,10 +387,10 @@ class Reads(unit.Group):
         limit: int = 1_000,
     ) -> ExpiredLeasePage:
         """Leases past their end, whether or not anybody has noticed, longest overdue first."""
-        check_int("limit", limit, 0, bounds.EXPIRED_LEASES_PAGE_MAX)
-        check_optional_time("as_of_ms", as_of_ms)
+        checks.check_int("limit", limit, 0, bounds.EXPIRED_LEASES_PAGE_MAX)
+        checks.check_optional_time("as_of_ms", as_of_ms)
         if namespace is not None:
-            parse_namespace(namespace)
+            ids.parse_namespace(namespace)
         after = PageCursor.parse(cursor, OLDEST_FIRST)
 
         async def body(reader: Reader) -> list[ExpiredLease]:
@@ -442,20 +400,17 @@ class Reads(unit.Group):
                 as_of_ms=await reader.now_ms() if as_of_ms is None else as_of_ms,
                 namespace=namespace,
                 after_ms=after.time_ms,
-                after_partition=partition_of(after.execution_id),
-                after_id=uuid_of(after.execution_id),
+                after_partition=ids.partition_of(after.execution_id),
+                after_id=ids.uuid_of(after.execution_id),
                 limit=limit + 1,
             )
 
-        found = await self.store.read(body) if limit else []
-        page = tuple(found[:limit])
-        more = len(found) > limit
-        return ExpiredLeasePage(
-            leases=page,
-            next_cursor=PageCursor(page[-1].expires_at_ms, page[-1].execution_id).text()
-            if more
-            else None,
+        page, last = paging.cut(
+            await self.store.read(body),
+            limit,
+            lambda lease: PageCursor(lease.expires_at_ms, lease.execution_id).text(),
         )
+        return ExpiredLeasePage(leases=page, next_cursor=last)
 
     # Shared
 
@@ -477,12 +432,12 @@ class Reads(unit.Group):
         return await self.store.read(body)
 
 
-async def find(reader: Reader, execution_id: ExecutionId) -> Execution | None:
+async def find(reader: Reader, execution_id: ids.ExecutionId) -> Execution | None:
     key = unit.execution_key(execution_id)
     return await reader.get_one(Execution, key)
 
 
-async def find_or_refuse(reader: Reader, execution_id: ExecutionId) -> Execution:
+async def find_or_refuse(reader: Reader, execution_id: ids.ExecutionId) -> Execution:
     execution = await find(reader, execution_id)
     if execution is None:
         raise InvalidInput("execution_id", "execution not found", execution_id)
@@ -498,7 +453,7 @@ async def attempts_of(reader: Reader, execution: Execution) -> tuple[Attempt, ..
         Attempt,
         "list_attempts",
         partition_key=execution.partition_key,
-        execution_id=uuid_of(execution.execution_id),
+        execution_id=ids.uuid_of(execution.execution_id),
     )
     if found:
         return tuple(found)
@@ -506,13 +461,13 @@ async def attempts_of(reader: Reader, execution: Execution) -> tuple[Attempt, ..
     return () if first is None else (first,)
 
 
-async def tags_of(reader: Reader, execution_id: ExecutionId) -> dict[str, str]:
+async def tags_of(reader: Reader, execution_id: ids.ExecutionId) -> dict[str, str]:
     return (await tags_of_many(reader, [execution_id])).get(execution_id, {})
 
 
 async def tags_of_many(
-    reader: Reader, execution_ids: Sequence[ExecutionId]
-) -> dict[ExecutionId, dict[str, str]]:
+    reader: Reader, execution_ids: Sequence[ids.ExecutionId]
+) -> dict[ids.ExecutionId, dict[str, str]]:
     if not execution_ids:
         return {}
     keys = [unit.execution_key(each) for each in execution_ids]
@@ -522,14 +477,14 @@ async def tags_of_many(
         partition_keys=[int(key[0]) for key in keys],
         execution_ids=[each[-36:] for each in execution_ids],
     )
-    tags: dict[ExecutionId, dict[str, str]] = {}
+    tags: dict[ids.ExecutionId, dict[str, str]] = {}
     for row in rows:
         tags.setdefault(row.execution_id, {})[row.tag_key] = row.tag_value
     return tags
 
 
 class TagRow(Struct, frozen=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     tag_key: str
     tag_value: str
 
@@ -543,8 +498,8 @@ async def select_matching(
         Execution,
         name,
         before_ms=after.time_ms,
-        before_id=uuid_of(after.execution_id),
-        before_partition=partition_of(after.execution_id),
+        before_id=ids.uuid_of(after.execution_id),
+        before_partition=ids.partition_of(after.execution_id),
         limit=limit,
         **parameters,
     )
@@ -561,7 +516,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
         route_id=execution.route_id,
         priority=execution.priority,
         created_at_ms=execution.created_at_ms,
-        execution_id=uuid_of(execution.execution_id),
+        execution_id=ids.uuid_of(execution.execution_id),
         limit=QUEUE_COUNT_MAX + 1,
     )
     present = await present_workers(reader)
@@ -595,7 +550,7 @@ async def load_kept(reader: Reader, execution: Execution) -> Sequence[SignalFact
         SignalFacts,
         "list_kept_signals",
         partition_key=execution.partition_key,
-        execution_id=uuid_of(execution.execution_id),
+        execution_id=ids.uuid_of(execution.execution_id),
         limit=bounds.KEPT_SIGNALS_READ_MAX,
     )
 
@@ -617,9 +572,9 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
     found = await reader.select_records(
         Waitpoint,
         "list_open_waitpoints",
-        partition_key=partition_of(execution.execution_id),
-        execution_id=uuid_of(execution.execution_id),
-        after=FIRST_UUID,
+        partition_key=ids.partition_of(execution.execution_id),
+        execution_id=ids.uuid_of(execution.execution_id),
+        after=ids.FIRST_UUID,
         limit=bounds.PAGE_MAX,
     )
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
@@ -654,7 +609,7 @@ async def granted_to(reader: Reader, execution: Execution) -> str | None:
 
 
 async def find_suspension(
-    reader: Reader, execution_id: ExecutionId, suspension_id: str | None
+    reader: Reader, execution_id: ids.ExecutionId, suspension_id: str | None
 ) -> Suspension | None:
     if suspension_id is None:
         return None
@@ -663,7 +618,7 @@ async def find_suspension(
 
 
 async def condition_progress(
-    reader: Reader, execution_id: ExecutionId, suspension_id: str | None
+    reader: Reader, execution_id: ids.ExecutionId, suspension_id: str | None
 ) -> Progress | None:
     """How far the condition is that the execution is suspended on."""
     suspension = await find_suspension(reader, execution_id, suspension_id)
@@ -672,15 +627,15 @@ async def condition_progress(
     came = await reader.select_records(
         SignalFacts,
         "list_satisfiers",
-        partition_key=partition_of(execution_id),
-        execution_id=uuid_of(execution_id),
+        partition_key=ids.partition_of(execution_id),
+        execution_id=ids.uuid_of(execution_id),
         suspension_id=suspension.suspension_id,
     )
     return progress(stored_condition(suspension.resume_condition), came)
 
 
-def check_cursor(cursor: object, partition: int) -> ExecutionId:
-    parsed = parse_execution_id(cursor, "cursor")
-    if partition_of(parsed) != partition:
+def check_cursor(cursor: object, partition: int) -> ids.ExecutionId:
+    parsed = ids.parse_execution_id(cursor, "cursor")
+    if ids.partition_of(parsed) != partition:
         raise InvalidInput("cursor", f"must be an id of partition {partition}", cursor)
     return parsed

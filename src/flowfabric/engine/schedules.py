@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import schedules as rules
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
-from flowfabric.core.checks import check_int, check_json, check_list, check_text
+from flowfabric.core.checks import check_int, check_json
 from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.records import Lane
@@ -27,11 +27,12 @@ from flowfabric.core.schedules import (
 )
 from flowfabric.core.transitions import Changes
 from flowfabric.cron import recurrence_of
+from flowfabric.engine import paging
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.routes import Route
 from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Group, Shell, Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
-from flowfabric.store.base import Key, Reader, Transaction
+from flowfabric.store.base import Key, Transaction
 
 SCHEDULES_SWEEP = 10
 """Schedules one sweep acts on: each may create `FIRINGS_MAX` executions."""
@@ -145,11 +146,7 @@ class Schedules(Group):
 
     async def _find(self, schedule_id: str, namespace: str) -> Schedule | None:
         key = check_key(schedule_id, namespace)
-
-        async def body(reader: Reader) -> Schedule | None:
-            return await reader.get_one(Schedule, key)
-
-        return await self.store.read(body)
+        return await self.store.read(lambda reader: reader.get_one(Schedule, key))
 
     async def list_schedules(
         self,
@@ -161,21 +158,18 @@ class Schedules(Group):
         """Schedules by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         wanted = None if namespace is None else parse_namespace(namespace)
-        after_namespace, after_id = ("", "") if cursor is None else check_cursor(cursor)
-
-        async def body(reader: Reader) -> Sequence[Schedule]:
-            return await reader.select_records(
-                Schedule,
-                "list_schedules",
-                after_namespace=after_namespace,
-                after_id=after_id,
-                namespace=wanted,
-                limit=limit + 1,
-            )
-
-        found = await self.store.read(body) if limit else []
-        page = tuple(found[:limit])
-        last = (page[-1].namespace, page[-1].schedule_id) if len(found) > limit else None
+        after_namespace, after_id = paging.check_pair(cursor)
+        found = await self.select_records(
+            Schedule,
+            "list_schedules",
+            after_namespace=after_namespace,
+            after_id=after_id,
+            namespace=wanted,
+            limit=limit + 1,
+        )
+        page, last = paging.cut(
+            found, limit, lambda each: (str(each.namespace), str(each.schedule_id))
+        )
         shown = await self.shell.values.through_all(page, self._shown)
         return SchedulePage(schedules=tuple(shown), next_cursor=last)
 
@@ -276,11 +270,6 @@ class Schedules(Group):
 
 def check_key(schedule_id: str, namespace: str) -> Key:
     return (parse_namespace(namespace), check_schedule_id(schedule_id))
-
-
-def check_cursor(cursor: object) -> tuple[str, str]:
-    namespace, schedule_id = check_list("cursor", cursor, 2, 2)
-    return check_text("cursor", namespace), check_text("cursor", schedule_id)
 
 
 async def lock_schedule(tx: Transaction, key: Key) -> Schedule:

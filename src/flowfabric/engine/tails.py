@@ -270,17 +270,15 @@ class Tails(unit.Group):
         whose = events.check_scanner_filter(only)
         if whose == events.EVERYBODY:
             return
-
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        if not await self.store.read(
+            lambda reader: reader.select(
                 "executions_like",
                 partition_keys=[partition_of(execution_id)],
                 execution_ids=[uuid_of(execution_id)],
                 kind=None,
                 **whose.parameters,
             )
-
-        if not await self.store.read(body):
+        ):
             raise NotFound("execution", execution_id)
 
     def _check_key(self, execution_id: object, attempt_index: object) -> StreamKey:

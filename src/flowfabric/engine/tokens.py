@@ -1,7 +1,7 @@
 """API tokens: issued, listed, revoked, and checked when a caller presents one."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from msgspec import Struct
 
@@ -10,7 +10,7 @@ from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.tokens import ApiToken
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import unit
+from flowfabric.engine import paging, unit
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -50,17 +50,9 @@ class Tokens(unit.Group):
         """Every token ever handed out, by id; nothing in it lets anybody in."""
         check_int("limit", limit, 1, PAGE_MAX)
         after = "" if cursor is None else rules.check_cursor(cursor)
-
-        async def body(reader: Reader) -> Sequence[ApiToken]:
-            return await reader.select_records(
-                ApiToken, "list_tokens", after=after, limit=limit + 1
-            )
-
-        found = await self.store.read(body)
-        more = len(found) > limit
-        return TokenPage(
-            tokens=tuple(found[:limit]), next_cursor=found[limit - 1].token_id if more else None
-        )
+        found = await self.select_records(ApiToken, "list_tokens", after=after, limit=limit + 1)
+        page, last = paging.cut(found, limit, lambda token: token.token_id)
+        return TokenPage(tokens=page, next_cursor=last)
 
     async def revoke_token(self, token_id: str) -> ApiToken:
         """Refuse it from now on. Safe to repeat."""

@@ -33,6 +33,7 @@ from flowfabric.core.leases import (
 from flowfabric.core.records import (
     Attempt,
     Execution,
+    Record,
     StoredGrant,
     Suspension,
     Waitpoint,
@@ -71,6 +72,7 @@ from flowfabric.store.base import (
 
 T = TypeVar("T")
 V = TypeVar("V")
+R = TypeVar("R", bound=Record)
 Data = TypeVar("Data", bytes, bytes | None)
 Item = TypeVar("Item", bound=Struct)
 
@@ -421,6 +423,15 @@ class Group:
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
         self.store = shell.store
+
+    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
+        """What one statement finds, read by itself."""
+        return await self.store.read(lambda reader: reader.select_as(kind, name, **parameters))
+
+    async def select_records(
+        self, kind: type[R], name: str, **parameters: Parameter
+    ) -> Sequence[R]:
+        return await self.store.read(lambda reader: reader.select_records(kind, name, **parameters))
 
 
 def value_or_error(check: Callable[[V], T], value: V) -> T | FlowFabricError:

@@ -33,8 +33,8 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
-from flowfabric.engine import suspensions, unit, waitpoint_keys
-from flowfabric.engine.reads import condition_progress, find, split_cursor
+from flowfabric.engine import paging, suspensions, unit, waitpoint_keys
+from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Row, Transaction
 
@@ -181,7 +181,7 @@ class SuspendedCursor(Struct, frozen=True):
     def parse(cls, text: str | None) -> Self:
         if text is None:
             return cls()
-        suspended_at_ms, uuid = split_cursor(text)
+        suspended_at_ms, uuid = paging.split_time(text)
         return cls(suspended_at_ms, parse_uuid("cursor", uuid))
 
     @staticmethod
@@ -337,17 +337,15 @@ class Waitpoints(unit.Group):
         asked = self.shell.check_execution_id(execution_id)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
         partition_key, _ = unit.execution_key(asked)
-
-        async def body(reader: Reader) -> Sequence[Row]:
-            return await reader.select(
+        rows = await self.store.read(
+            lambda reader: reader.select(
                 "read_suspension",
                 partition_key=partition_key,
                 execution_id=uuid_of(asked),
                 suspension_id=named,
                 limit=SIGNALS_SHOWN_MAX,
             )
-
-        rows = await self.store.read(body)
+        )
         if not rows:
             return None
         view = _view(rows)
@@ -375,10 +373,9 @@ class Waitpoints(unit.Group):
                 after=start,
                 limit=limit + 1,
             )
-            page = tuple(_waitpoint_view(row) for row in rows[:limit])
-            more = len(rows) > limit
+            page, last = paging.cut(rows, limit, lambda row: row.waitpoint_id)
             return WaitpointPage(
-                waitpoints=page, next_cursor=page[-1].waitpoint_id if more else None
+                waitpoints=tuple(_waitpoint_view(row) for row in page), next_cursor=last
             )
 
         return await self.store.read(body)
@@ -392,23 +389,16 @@ class Waitpoints(unit.Group):
             check_int("partition", partition, 0, 65_535)
             check_partition(partition, self.shell.deployment.partitions)
         start = SuspendedCursor.parse(cursor)
-
-        async def body(reader: Reader) -> list[SuspendedExecution]:
-            return await reader.select_as(
-                SuspendedExecution,
-                "list_suspended",
-                partition_key=partition,
-                after_ms=start.suspended_at_ms,
-                after_id=start.execution_uuid,
-                limit=limit + 1,
-            )
-
-        found = await self.store.read(body) if limit else []
-        page = tuple(found[:limit])
-        more = len(found) > limit
-        return SuspendedPage(
-            executions=page, next_cursor=SuspendedCursor.after(page[-1]) if more else None
+        found = await self.select_as(
+            SuspendedExecution,
+            "list_suspended",
+            partition_key=partition,
+            after_ms=start.suspended_at_ms,
+            after_id=start.execution_uuid,
+            limit=limit + 1,
         )
+        page, last = paging.cut(found, limit, SuspendedCursor.after)
+        return SuspendedPage(executions=page, next_cursor=last)
 
     async def list_inbox(
         self, *, namespace: str | None = None, cursor: str | None = None, limit: int = 100

@@ -27,7 +27,7 @@ from flowfabric.core.results import AlreadySatisfied, Revoked
 from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
-from flowfabric.engine import unit
+from flowfabric.engine import paging, unit
 from flowfabric.engine.gates import ClaimQuery
 from flowfabric.engine.leases import check_query, check_worker
 from flowfabric.engine.parked import free_for
@@ -247,11 +247,11 @@ class Workers(unit.Group):
 
         found, rows = await self.store.read(body)
         held = {row.worker_instance_id: row.held for row in rows}
-        page = tuple(
-            workers.entry(each, held.get(each.worker_instance_id, 0)) for each in found[:limit]
+        page, last = paging.cut(
+            found, limit, lambda each: f"{each.namespace} {each.worker_instance_id}"
         )
-        more = len(found) > limit
-        return WorkerPage(workers=page, next_cursor=_cursor(found[limit - 1]) if more else None)
+        present = tuple(workers.entry(each, held.get(each.worker_instance_id, 0)) for each in page)
+        return WorkerPage(workers=present, next_cursor=last)
 
     async def list_worker_events(
         self,
@@ -268,9 +268,8 @@ class Workers(unit.Group):
             if worker_instance_id is None
             else parse_worker_id("worker_instance_id", worker_instance_id)
         )
-
-        async def body(reader: Reader) -> Sequence[WorkerEvent]:
-            return await reader.select_records(
+        return tuple(
+            await self.select_records(
                 WorkerEvent,
                 "list_worker_events",
                 before_ms=bounds.TIME_MS_MAX + 1,
@@ -279,8 +278,7 @@ class Workers(unit.Group):
                 worker_instance_id=instance_id,
                 limit=limit,
             )
-
-        return tuple(await self.store.read(body))
+        )
 
     async def expire_workers(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Forget workers that were silent for too long, and what happened to workers long ago."""
@@ -304,12 +302,8 @@ class Workers(unit.Group):
 
     async def count_lanes(self) -> tuple[LaneCounts, ...]:
         """How much work there is in each lane that has any."""
-
-        async def body(reader: Reader) -> Sequence[LaneCount]:
-            return await reader.select_as(LaneCount, "count_by_lane")
-
         counts: dict[LaneId, dict[str, int]] = {}
-        for row in await self.store.read(body):
+        for row in await self.select_as(LaneCount, "count_by_lane"):
             lane, what = counts.setdefault(row.lane_id, {}), row.counted_as
             lane[what] = lane.get(what, 0) + row.executions
         return tuple(LaneCounts(lane_id=lane, **each) for lane, each in sorted(counts.items()))
@@ -382,16 +376,12 @@ def _query(worker: RegisteredWorker) -> ClaimQuery:
     )
 
 
-def _cursor(worker: RegisteredWorker) -> str:
-    return f"{worker.namespace} {worker.worker_instance_id}"
-
-
 def _read_cursor(cursor: object) -> tuple[Namespace, str]:
     """Instance ids have no spaces in them."""
     if cursor is None:
         return workers.EVERYWHERE, ""
     if not isinstance(cursor, str) or " " not in cursor:
-        raise errors.InvalidInput("cursor", "must be one that a page gave", cursor)
+        raise errors.InvalidInput("cursor", paging.FROM_A_PAGE, cursor)
     namespace, _, instance_id = cursor.rpartition(" ")
     parse_worker_id("cursor", instance_id)
     return (parse_namespace(namespace) if namespace else workers.EVERYWHERE), instance_id
