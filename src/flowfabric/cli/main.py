@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 import click
 import msgspec
@@ -45,25 +45,13 @@ SHELLS: Final = {
 class Sections(click.Group):
     """A group whose help lists commands by what they are for."""
 
-    sections: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "Run": ("worker", "dev", "serve", "reconcile"),
-        "See": ("ls", "show", "why", "tail", "events", "waitpoints"),
-        "Steer": (
-            *("submit", "signal", "cancel", "replay", "accept", "priority", "revoke"),
-            *("flow", "lanes", "workers", "schedules", "budgets", "limits"),
-        ),
-        "Keep": ("migrate", "doctor", "tokens", "bench", "completion"),
-    }
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, names in self.sections.items():
-            found = [(name, self.get_command(ctx, name)) for name in names]
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(
                     [
-                        (name, command.get_short_help_str(formatter.width))
-                        for name, command in found
-                        if command is not None
+                        (str(each.name), each.get_short_help_str(formatter.width))
+                        for each in commands
                     ]
                 )
 
@@ -80,7 +68,7 @@ def cli() -> None:
     """Durable execution: see and steer what runs, run workers, keep the database."""
 
 
-@cli.command("completion", short_help="Switch on completion in your shell.")
+@click.command("completion", short_help="Switch on completion in your shell.")
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @json_option
 def completion(shell: str, as_json: bool) -> None:
@@ -93,12 +81,18 @@ def completion(shell: str, as_json: bool) -> None:
     click.echo(line)
 
 
-for command in (
-    ls, show, why, submit, cancel, replay, accept, priority, revoke, flow, lanes, schedules,
-    budgets, limits, events, signal, waitpoints, tail, workers,
-    migrate_command, doctor, bench, worker, dev, serve, reconcile, tokens,
-):  # fmt: skip
-    cli.add_command(command)
+SECTIONS: Final[Mapping[str, tuple[click.Command, ...]]] = {
+    "Run": (worker, dev, serve, reconcile),
+    "See": (ls, show, why, tail, events, waitpoints),
+    "Steer": (
+        *(submit, signal, cancel, replay, accept, priority, revoke),
+        *(flow, lanes, workers, schedules, budgets, limits),
+    ),
+    "Keep": (migrate_command, doctor, tokens, bench, completion),
+}
+for section in SECTIONS.values():
+    for command in section:
+        cli.add_command(command)
 
 
 def main() -> None:

@@ -4,8 +4,7 @@ Bad input is refused before anything is written, with an error that names the fi
 """
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -23,7 +22,13 @@ from flowfabric.core.budgets import (
     encode_amounts,
     plus,
 )
-from flowfabric.core.checks import check_int, check_list, check_name, check_optional_text
+from flowfabric.core.checks import (
+    check_choice,
+    check_int,
+    check_list,
+    check_name,
+    check_optional_text,
+)
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.errors import InvalidBudgetScope, InvalidInput
 
@@ -83,7 +88,10 @@ def check_definition(definition: object, now_ms: int) -> Budget:
     budget_id = ids.named_budget_id(definition.budget_id, namespace)
     hard, soft = _check_limits(definition)
     interval_ms = check_interval(definition.reset_interval_ms)
-    scope_type = _choice("scope_type", definition.scope_type, BudgetScope, InvalidBudgetScope)
+    try:
+        scope_type = check_choice("scope_type", definition.scope_type, BudgetScope)
+    except InvalidInput as error:
+        raise InvalidBudgetScope(str(error)) from None
     return Budget(
         budget_id=budget_id,
         namespace=namespace,
@@ -91,8 +99,8 @@ def check_definition(definition: object, now_ms: int) -> Budget:
         scope_type=scope_type,
         scope_id=_check_scope_id(scope_type, definition.scope_id),
         enforcement_mode=check_mode(definition.enforcement_mode),
-        on_hard_limit=_choice("on_hard_limit", definition.on_hard_limit, OnHardLimit),
-        on_soft_limit=_choice("on_soft_limit", definition.on_soft_limit, OnSoftLimit),
+        on_hard_limit=check_choice("on_hard_limit", definition.on_hard_limit, OnHardLimit),
+        on_soft_limit=check_choice("on_soft_limit", definition.on_soft_limit, OnSoftLimit),
         reset_interval_ms=interval_ms,
         hard_limits=encode_amounts(hard),
         soft_limits=encode_amounts(soft),
@@ -132,10 +140,10 @@ def updated(account: Account, update: object, now_ms: int) -> Account:
         mode = check_mode(update.enforcement_mode)
         budget = structs.replace(budget, enforcement_mode=mode)
     if update.on_hard_limit is not None:
-        action = _choice("on_hard_limit", update.on_hard_limit, OnHardLimit)
+        action = check_choice("on_hard_limit", update.on_hard_limit, OnHardLimit)
         budget = structs.replace(budget, on_hard_limit=action)
     if update.on_soft_limit is not None:
-        told = _choice("on_soft_limit", update.on_soft_limit, OnSoftLimit)
+        told = check_choice("on_soft_limit", update.on_soft_limit, OnSoftLimit)
         budget = structs.replace(budget, on_soft_limit=told)
     if update.reset_interval_ms is not None:
         interval_ms = check_interval(update.reset_interval_ms)
@@ -206,7 +214,7 @@ def check_dedup_key(field: str, value: object) -> str | None:
 def check_mode(value: object) -> EnforcementMode:
     """`hard` is another word for `strict`."""
     given = EnforcementMode.STRICT if value == "hard" else value
-    return _choice("enforcement_mode", given, EnforcementMode)
+    return check_choice("enforcement_mode", given, EnforcementMode)
 
 
 def check_interval(value: object) -> int:
@@ -271,23 +279,6 @@ def _check_scope_id(scope_type: BudgetScope, scope_id: object) -> str:
                 return check_name("scope_id", scope_id)
     except InvalidInput as error:
         raise InvalidBudgetScope(f"scope_id of scope {scope_type}: {error}") from error
-
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-def _choice(
-    field: str,
-    value: object,
-    choices: type[Choice],
-    error: type[InvalidBudgetScope] | None = None,
-) -> Choice:
-    if isinstance(value, str) and value in list(choices):
-        return choices(value)
-    problem = f"must be one of {', '.join(choices)}"
-    if error is not None:
-        raise error(f"{field}: {problem} (got {value!r})")
-    raise InvalidInput(field, problem, value)
 
 
 def _too_many(count: int) -> InvalidInput:

@@ -8,10 +8,13 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Final
+from enum import StrEnum
+from typing import Final, TypeVar
 
 from flowfabric.core import bounds
 from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 # Text that others wrote, made safe to show ----------------------------------
 #
@@ -113,6 +116,12 @@ def check_bool(field: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidInput(field, "must be true or false", value)
     return value
+
+
+def check_choice(field: str, value: object, choices: type[Choice]) -> Choice:
+    if isinstance(value, str) and value in list(choices):
+        return choices(value)
+    raise InvalidInput(field, f"must be one of {', '.join(choices)}", value)
 
 
 def check_list(field: str, value: object, low: int, high: int) -> Sequence[object]:

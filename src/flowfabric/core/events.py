@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.checks import check_name, check_tag_key, check_tag_value
+from flowfabric.core.checks import check_choice, check_name, check_tag_key, check_tag_value
 from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
@@ -39,11 +39,7 @@ class EventCategory(StrEnum):
 
 def check_category(category: str | None) -> EventCategory | None:
     """One that a reader asks for; None is all of them."""
-    if category is None:
-        return None
-    if category not in list(EventCategory):
-        raise InvalidInput("category", f"must be one of {', '.join(EventCategory)}", category)
-    return EventCategory(category)
+    return None if category is None else check_choice("category", category, EventCategory)
 
 
 class LeaseEventType(StrEnum):

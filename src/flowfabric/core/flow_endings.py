@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import transitions
 from flowfabric.core.bounds import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_choice, check_int
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing, decide_replay
 from flowfabric.core.flow_joins import count_endings, count_outcome, is_spared, new_group
@@ -305,11 +305,9 @@ CancelWait = NoWait | WaitTimeout | WaitIndefinite
 
 
 def check_cancellation_policy(policy: object) -> CancellationPolicy:
-    try:
-        return _ALIASES.get(str(policy)) or CancellationPolicy(str(policy))
-    except ValueError as error:
-        choices = ", ".join(CancellationPolicy)
-        raise InvalidInput("cancellation_policy", f"must be one of {choices}", policy) from error
+    return _ALIASES.get(str(policy)) or check_choice(
+        "cancellation_policy", policy, CancellationPolicy
+    )
 
 
 def check_grace(grace_ms: object) -> None:

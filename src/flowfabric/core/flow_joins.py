@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
-from flowfabric.core.checks import check_int, check_optional_text, check_text
+from flowfabric.core.checks import check_choice, check_int, check_optional_text, check_text
 from flowfabric.core.flow_records import (
     Edge,
     EdgeGroup,
@@ -78,13 +78,15 @@ def check_policy(policy: object) -> JoinRule:
             return ALL_OF
         case JoinAny(on_satisfied=on_satisfied):
             return JoinRule(
-                policy_kind=PolicyKind.ANY_OF, k=1, on_satisfied=_check_on_satisfied(on_satisfied)
+                policy_kind=PolicyKind.ANY_OF,
+                k=1,
+                on_satisfied=check_choice("policy.on_satisfied", on_satisfied, OnSatisfied),
             )
         case JoinQuorum(k=k, on_satisfied=on_satisfied):
             return JoinRule(
                 policy_kind=PolicyKind.QUORUM,
                 k=check_int("policy.k", k, 1, QUORUM_MAX),
-                on_satisfied=_check_on_satisfied(on_satisfied),
+                on_satisfied=check_choice("policy.on_satisfied", on_satisfied, OnSatisfied),
             )
         case _:
             raise errors.InvalidInput(
@@ -98,16 +100,6 @@ def _from_mapping(policy: Mapping[object, object]) -> EdgeDependencyPolicy:
         return converted
     except msgspec.ValidationError as error:
         raise errors.InvalidInput("policy", str(error), policy) from error
-
-
-def _check_on_satisfied(value: object) -> OnSatisfied:
-    try:
-        return OnSatisfied(str(value))
-    except ValueError as error:
-        choices = ", ".join(OnSatisfied)
-        raise errors.InvalidInput(
-            "policy.on_satisfied", f"must be one of {choices}", value
-        ) from error
 
 
 def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool:

@@ -67,32 +67,26 @@ class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
         return self.handle.attempt_id
 
 
-class ClaimGrant(Struct, frozen=True, kw_only=True, tag=True):
+class IssuedGrant(Struct, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    partition_key: str
+    grant_key: str
+    expires_at_ms: int
+
+
+class ClaimGrant(IssuedGrant, frozen=True, kw_only=True, tag=True):
     """For `claim_execution`: an attempt begins."""
 
-    execution_id: ExecutionId
-    partition_key: str
-    grant_key: str
-    expires_at_ms: int
 
-
-class ResumeGrant(Struct, frozen=True, kw_only=True, tag=True):
+class ResumeGrant(IssuedGrant, frozen=True, kw_only=True, tag=True):
     """For `claim_resumed_execution`: an attempt goes on."""
 
-    execution_id: ExecutionId
-    partition_key: str
-    grant_key: str
-    expires_at_ms: int
     lane_id: LaneId
 
 
-class ReclaimGrant(Struct, frozen=True, kw_only=True, tag=True):
+class ReclaimGrant(IssuedGrant, frozen=True, kw_only=True, tag=True):
     """For `reclaim_execution`: an attempt follows one whose lease was lost."""
 
-    execution_id: ExecutionId
-    partition_key: str
-    grant_key: str
-    expires_at_ms: int
     lane_id: LaneId
 
 

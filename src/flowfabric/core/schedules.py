@@ -15,17 +15,8 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import policies
+from flowfabric.core import checks, policies
 from flowfabric.core.bounds import NAME_BYTES_MAX
-from flowfabric.core.checks import (
-    TAGS_MAX,
-    check_int,
-    check_json,
-    check_name,
-    check_optional_text,
-    check_tags,
-    check_text,
-)
 from flowfabric.core.creation import NewExecution, PolicyInput
 from flowfabric.core.ids import (
     LaneId,
@@ -151,7 +142,7 @@ class ScheduleDefinition(Struct, frozen=True, kw_only=True):
 
 
 def check_schedule_id(schedule_id: object) -> str:
-    return check_name("schedule_id", schedule_id)
+    return checks.check_name("schedule_id", schedule_id)
 
 
 def check_definition(
@@ -165,33 +156,33 @@ def check_definition(
     if not isinstance(definition, ScheduleDefinition):
         raise InvalidInput("definition", "must be a ScheduleDefinition", definition)
     kind, expression = _check_timing(definition)
-    tags = check_tags(definition.tags)
-    if len(tags) > TAGS_MAX - 2:
-        raise InvalidInput("tags", f"must be at most {TAGS_MAX - 2}", len(tags))
+    tags = checks.check_tags(definition.tags)
+    if len(tags) > checks.TAGS_MAX - 2:
+        raise InvalidInput("tags", f"must be at most {checks.TAGS_MAX - 2}", len(tags))
     policy = definition.policy
-    if definition.catch_up not in list(CatchUp):
-        raise InvalidInput("catch_up", f"must be one of {', '.join(CatchUp)}", definition.catch_up)
     return Schedule(
         namespace=parse_namespace(definition.namespace),
         schedule_id=check_schedule_id(definition.schedule_id),
         schedule_kind=kind,
         expression=expression,
-        timezone=check_text("timezone", definition.timezone, empty=False),
+        timezone=checks.check_text("timezone", definition.timezone, empty=False),
         anchor_at_ms=now_ms,
-        catch_up=CatchUp(definition.catch_up),
+        catch_up=checks.check_choice("catch_up", definition.catch_up, CatchUp),
         lane_id=parse_lane_id(definition.lane_id),
         execution_kind=parse_execution_kind(definition.execution_kind),
-        payload=check_json(
+        payload=checks.check_json(
             "input_payload",
             definition.input_payload,
             payload_bytes_max,
             encoding=definition.payload_encoding,
         ),
-        payload_encoding=check_optional_text("payload_encoding", definition.payload_encoding),
+        payload_encoding=checks.check_optional_text(
+            "payload_encoding", definition.payload_encoding
+        ),
         policy="{}" if policy is None else policies.encode_policy(policies.parse_policy(policy)),
         priority=None
         if definition.priority is None
-        else check_int(
+        else checks.check_int(
             "priority",
             definition.priority,
             policies.ASKED_PRIORITY_MIN,
@@ -208,11 +199,11 @@ def _check_timing(definition: ScheduleDefinition) -> tuple[ScheduleKind, str]:
     if (definition.cron is None) is (definition.every_ms is None):
         raise InvalidInput("cron", "give either cron or every_ms", definition.cron)
     if definition.cron is not None:
-        text = check_text("cron", definition.cron, bytes_max=NAME_BYTES_MAX, empty=False)
+        text = checks.check_text("cron", definition.cron, bytes_max=NAME_BYTES_MAX, empty=False)
         return ScheduleKind.CRON, " ".join(text.split())
     if definition.timezone != "UTC":
         raise InvalidInput("timezone", "an interval is the same in every zone", definition.timezone)
-    every_ms = check_int("every_ms", definition.every_ms, EVERY_MS_MIN, EVERY_MS_MAX)
+    every_ms = checks.check_int("every_ms", definition.every_ms, EVERY_MS_MIN, EVERY_MS_MAX)
     return ScheduleKind.INTERVAL, str(every_ms)
 
 

@@ -9,7 +9,7 @@ and goes on: nothing was ever parked.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 import msgspec
 from msgspec import Struct, structs
@@ -56,8 +56,6 @@ from flowfabric.core.waitpoints import (
 )
 
 # A suspension as it is asked for, and what can be refused without looking at the execution
-
-Word = TypeVar("Word", SuspensionReason, Requester, TimeoutBehavior)
 
 
 class SuspendRequest(Struct, frozen=True, kw_only=True):
@@ -130,8 +128,8 @@ def check_suspend(
         bindings=bindings,
         condition=condition,
         resume_policy=check_resume_policy(resume_policy),
-        reason_code=_one_of(SuspensionReason, "reason_code", reason_code),
-        requested_by=_one_of(Requester, "requested_by", requested_by),
+        reason_code=checks.check_choice("reason_code", reason_code, SuspensionReason),
+        requested_by=checks.check_choice("requested_by", requested_by, Requester),
         timeout_at_ms=None
         if timeout_at_ms is None
         else checks.check_time("timeout_at_ms", timeout_at_ms),
@@ -157,14 +155,7 @@ def check_behavior(behavior: object) -> TimeoutBehavior | None:
         return None
     if behavior == "auto_resume":
         return TimeoutBehavior.AUTO_RESUME
-    return _one_of(TimeoutBehavior, "timeout_behavior", behavior)
-
-
-def _one_of(words: type[Word], field: str, value: object) -> Word:
-    try:
-        return words(str(value))
-    except ValueError:
-        raise errors.InvalidInput(field, f"must be one of {', '.join(words)}", value) from None
+    return checks.check_choice("timeout_behavior", behavior, TimeoutBehavior)
 
 
 # What a suspend was answered, so that a repeat gets the same ----------------

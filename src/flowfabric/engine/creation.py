@@ -216,7 +216,7 @@ class CreateBody:
         for route in known.keys() - held.keys():
             self.known_routes.pop(route, None)
         self.route_ids = {route: known[route] for route in held}
-        lanes = {route[1]: state for route, state in held.items()}
+        lanes = {route.lane_id: state for route, state in held.items()}
         registration = routes.Registration(self.checked, held)
         if registration.unknown and not self.registers:
             raise RouteForgotten(self.checked)
@@ -224,7 +224,7 @@ class CreateBody:
             # They may be rolled back, so the cache must not learn of them.
             self.interned = await registration.run(tx)
             self.route_ids |= self.interned
-            lane_ids = sorted({route[1] for route in registration.unknown})
+            lane_ids = sorted({route.lane_id for route in registration.unknown})
             found = await tx.get(Lane, [(lane_id,) for lane_id in lane_ids])
             lanes |= {each.lane_id: each.state for each in found.values()}
         closed = {lane_id: state for lane_id, state in lanes.items() if state not in ACCEPTING}

@@ -213,33 +213,18 @@ class Grants(unit.Group):
         return grant
 
     def _shown(self, issued: "Issued") -> AnyGrant:
-        grant, subject = issued.grant, issued.subject
-        secret = self.shell.deployment.handle_key
-        execution = subject.execution
-        key = grants.show(grant, execution, secret)
-        where = f"{{fp:{execution.partition_key}}}"
-        if grant.kind is GrantKind.RECLAIM:
-            return results.ReclaimGrant(
-                execution_id=execution.execution_id,
-                partition_key=where,
-                grant_key=key,
-                expires_at_ms=grant.expires_at_ms,
-                lane_id=execution.lane_id,
-            )
-        if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
-            return results.ResumeGrant(
-                execution_id=execution.execution_id,
-                partition_key=where,
-                grant_key=key,
-                expires_at_ms=grant.expires_at_ms,
-                lane_id=execution.lane_id,
-            )
-        return results.ClaimGrant(
+        grant, execution = issued.grant, issued.subject.execution
+        claim = results.ClaimGrant(
             execution_id=execution.execution_id,
-            partition_key=where,
-            grant_key=key,
+            partition_key=f"{{fp:{execution.partition_key}}}",
+            grant_key=grants.show(grant, execution, self.shell.deployment.handle_key),
             expires_at_ms=grant.expires_at_ms,
         )
+        if grant.kind is GrantKind.RECLAIM:
+            return results.ReclaimGrant(**structs.asdict(claim), lane_id=execution.lane_id)
+        if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
+            return results.ResumeGrant(**structs.asdict(claim), lane_id=execution.lane_id)
+        return claim
 
     # Using
 

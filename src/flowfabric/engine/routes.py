@@ -11,8 +11,10 @@ and holds it until the execution that uses it exists.
 
 import time
 from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from flowfabric.core.bounds import GATED_ROUTES_MAX, ROUTE_CACHE_MS, ROUTE_KEEP_MS, ROUTES_MAX
 from flowfabric.core.creation import Checked, Terms
@@ -21,15 +23,47 @@ from flowfabric.core.records import Lane
 from flowfabric.core.states import LaneState
 from flowfabric.engine import gates
 from flowfabric.errors import InvalidInput
-from flowfabric.store.base import Row, Store, Transaction
+from flowfabric.store.base import Store, Transaction
 
-Route = tuple[str, str, str, tuple[str, ...], str]
-"""Namespace, lane, kind and required capabilities: who may run what. Then what limits it: the ids
-of its gates, as JSON."""
+
+class Route(NamedTuple):
+    """Who may run what, and what limits it."""
+
+    namespace: str
+    lane_id: str
+    execution_kind: str
+    capabilities: tuple[str, ...]
+    gate_ids: str
+    """As JSON."""
+
+
+class StoredRoute(Struct, frozen=True, kw_only=True):
+    route_id: int
+    namespace: str
+    lane_id: str
+    execution_kind: str
+    capabilities: str
+    gate_ids: str
+
+    @property
+    def route(self) -> Route:
+        required = tuple(msgspec.json.decode(self.capabilities, type=list[str]))
+        return Route(self.namespace, self.lane_id, self.execution_kind, required, self.gate_ids)
+
+
+class InternedRoute(StoredRoute, frozen=True, kw_only=True):
+    total: int
+    """Routes in the database."""
+    gated_total: int
+
+
+class HeldRoute(StoredRoute, frozen=True, kw_only=True):
+    state: LaneState
+    """Of its lane."""
 
 
 def route_of(terms: Terms) -> Route:
-    return (
+    return Route(
         terms.namespace,
         terms.lane_id,
         terms.execution_kind,
@@ -53,29 +87,34 @@ class Registration:
 
     async def run(self, tx: Transaction) -> dict[Route, int]:
         """Their ids, once they are there."""
-        await register_lanes(tx, sorted({route[1] for route in self.unknown}), "create_execution")
+        await register_lanes(
+            tx, sorted({route.lane_id for route in self.unknown}), "create_execution"
+        )
         await gates.register(tx, self._gates, self._limits)
-        rows = await tx.select(
+        rows = await tx.select_as(
+            InternedRoute,
             "intern_routes",
-            namespaces=[route[0] for route in self.unknown],
-            lane_ids=[route[1] for route in self.unknown],
-            execution_kinds=[route[2] for route in self.unknown],
-            capabilities=[msgspec.json.encode(route[3]).decode() for route in self.unknown],
-            gate_ids=[route[4] for route in self.unknown],
+            namespaces=[route.namespace for route in self.unknown],
+            lane_ids=[route.lane_id for route in self.unknown],
+            execution_kinds=[route.execution_kind for route in self.unknown],
+            capabilities=[
+                msgspec.json.encode(route.capabilities).decode() for route in self.unknown
+            ],
+            gate_ids=[route.gate_ids for route in self.unknown],
             now_ms=await tx.now_ms(),
             retain_until_ms=await tx.now_ms() + ROUTE_KEEP_MS,
             count_max=ROUTES_MAX,
             gated_max=GATED_ROUTES_MAX,
         )
-        gates.check_count(max(int(str(row["gated_total"])) for row in rows))
-        if max(int(str(row["total"])) for row in rows) > ROUTES_MAX:
+        gates.check_count(max(row.gated_total for row in rows))
+        if max(row.total for row in rows) > ROUTES_MAX:
             raise InvalidInput(
                 "execution_kind",
                 f"there may be {ROUTES_MAX} kinds in a database, counted by namespace, lane and"
                 " required capabilities; those that nothing uses are forgotten after a day",
-                self.unknown[0][2],
+                self.unknown[0].execution_kind,
             )
-        found = {_stored_route(row): int(str(row["route_id"])) for row in rows}
+        found = {row.route: row.route_id for row in rows}
         await gates.attach_to_routes(tx, {number: route[:3] for route, number in found.items()})
         return found
 
@@ -87,13 +126,9 @@ async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route
     """
     if not known:
         return {}
-    rows = await tx.select("hold_routes", route_ids=sorted(known.values()))
-    return {
-        _stored_route(row): LaneState(str(row["state"]))
-        for row in rows
-        # An id may have been given to another route since.
-        if known.get(_stored_route(row)) == int(str(row["route_id"]))
-    }
+    rows = await tx.select_as(HeldRoute, "hold_routes", route_ids=sorted(known.values()))
+    # An id may have been given to another route since.
+    return {row.route: row.state for row in rows if known.get(row.route) == row.route_id}
 
 
 class KnowsRoutes:
@@ -118,17 +153,6 @@ class KnowsRoutes:
         if time.monotonic() - self._routes_since_s > ROUTE_CACHE_MS / 1_000:
             # A transaction that is creating right now keeps the one it holds.
             self.routes, self._routes_since_s = {}, time.monotonic()
-
-
-def _stored_route(row: Row) -> Route:
-    needs = tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
-    return (
-        str(row["namespace"]),
-        str(row["lane_id"]),
-        str(row["execution_kind"]),
-        needs,
-        str(row["gate_ids"]),
-    )
 
 
 async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by: str) -> None:

@@ -5,16 +5,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core import checks
 from flowfabric.core.bounds import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX, SWEEP_BATCH
-from flowfabric.core.checks import (
-    check_int,
-    check_list,
-    check_optional_bytes,
-    check_optional_text,
-    check_optional_time,
-    check_reason,
-    check_text,
-)
 from flowfabric.core.executions import Timing, decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
@@ -38,7 +30,6 @@ from flowfabric.engine.unit import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
-KINDS = frozenset(StepKind)
 STEPS_MAX = 1_000_000_000
 """What no number of a step exceeds."""
 AWAITED_MAX = 1_000
@@ -62,7 +53,7 @@ class Steps(unit.Group):
         self, reports: Sequence[StepReport]
     ) -> list[StepStored | FlowFabricError]:
         """Store finished steps, each under its handle's fence. Safe to repeat."""
-        check_list("reports", reports, 0, BATCH_MAX)
+        checks.check_list("reports", reports, 0, BATCH_MAX)
         packed = await self.shell.values.through_all(reports, self._packed_report)
         checked = [unit.value_or_error(self._check_report, report) for report in packed]
         given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
@@ -158,8 +149,8 @@ class Steps(unit.Group):
     ) -> Moved:
         """Release the worker until any of the executions has ended, or a time has come."""
         opened = self.shell.open_handle(handle)
-        check_list("execution_ids", execution_ids, 1, AWAITED_MAX)
-        check_optional_time("until_ms", until_ms)
+        checks.check_list("execution_ids", execution_ids, 1, AWAITED_MAX)
+        checks.check_optional_time("until_ms", until_ms)
         asked = {self.shell.check_execution_id(each) for each in execution_ids}
         if opened.execution_id in asked:
             raise InvalidInput("execution_ids", "an execution cannot wait for itself")
@@ -187,7 +178,7 @@ class Steps(unit.Group):
 
     async def wake_awaiting(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Make executions ready that wait for one that has ended."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        checks.check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             ended = await tx.select_as(ExecutionId, "ended_and_awaited", limit=limit)
@@ -233,8 +224,8 @@ class Steps(unit.Group):
         self, handles: Sequence[Handle | bytes], *, reason: str
     ) -> list[HandedBack | FlowFabricError]:
         """Return many leases at once; each gets its own answer or error."""
-        check_list("handles", handles, 0, BATCH_MAX)
-        why = check_reason(reason)
+        checks.check_list("handles", handles, 0, BATCH_MAX)
+        why = checks.check_reason(reason)
         opened = [unit.value_or_error(self.shell.open_handle, handle) for handle in handles]
         nothing: dict[int, HandedBack] = {}
 
@@ -250,30 +241,28 @@ class Steps(unit.Group):
 def check_step(step: object, result_bytes_max: int) -> NewStep:
     if not isinstance(step, NewStep):
         raise InvalidInput("step", "must be a NewStep", step)
-    key = check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
-    check_optional_text("after_key", step.after_key, bytes_max=STEP_KEY_BYTES_MAX)
-    kind: object = step.kind
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise InvalidInput("kind", f"must be one of {', '.join(StepKind)}", kind)
-    check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
-    check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
-    check_text("digest", step.digest, bytes_max=NAME_BYTES_MAX)
-    check_int("number", step.number, 1, STEPS_MAX)
+    key = checks.check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
+    checks.check_optional_text("after_key", step.after_key, bytes_max=STEP_KEY_BYTES_MAX)
+    kind = checks.check_choice("kind", step.kind, StepKind)
+    checks.check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
+    checks.check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
+    checks.check_text("digest", step.digest, bytes_max=NAME_BYTES_MAX)
+    checks.check_int("number", step.number, 1, STEPS_MAX)
     if not isinstance(step.parallel, bool):
         raise InvalidInput("parallel", "must be a bool", step.parallel)
     if step.asked_after is not None:
-        check_int("asked_after", step.asked_after, -STEPS_MAX, STEPS_MAX)
+        checks.check_int("asked_after", step.asked_after, -STEPS_MAX, STEPS_MAX)
     if step.position is not None:
-        check_int("position", step.position, 1, STEPS_MAX)
-    check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)
-    check_optional_bytes(f"the failure of {key}", step.failure, FAILURE_BYTES_MAX)
+        checks.check_int("position", step.position, 1, STEPS_MAX)
+    checks.check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)
+    checks.check_optional_bytes(f"the failure of {key}", step.failure, FAILURE_BYTES_MAX)
     if step.sleep_ms is not None:
-        check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
+        checks.check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
     if step.duration_ms is not None:
-        check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
-    if step.name and isinstance(kind, StepKind):
+        checks.check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
+    if step.name and kind is step.kind:
         return step
-    return structs.replace(step, kind=StepKind(kind), name=step.name or key)
+    return structs.replace(step, kind=kind, name=step.name or key)
 
 
 # Executions that wait for one that is gone ----------------------------------

@@ -11,7 +11,13 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
-from flowfabric.core.checks import check_int, check_list, check_optional_text, check_text
+from flowfabric.core.checks import (
+    check_choice,
+    check_int,
+    check_list,
+    check_optional_text,
+    check_text,
+)
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
@@ -186,11 +192,9 @@ def check_frame(frame: object) -> NewFrame:
     check_optional_text("step_key", frame.step_key, bytes_max=STEP_KEY_BYTES_MAX)
     if frame.seq is not None:
         check_int("seq", frame.seq, 0, SEQ_MAX)
-    if frame.kind not in list(FrameKind):
-        raise InvalidInput("kind", f"must be one of {', '.join(FrameKind)}", frame.kind)
     return structs.replace(
         frame,
-        kind=FrameKind(frame.kind),
+        kind=check_choice("kind", frame.kind, FrameKind),
         encoding=_check_encoding(frame.encoding, frame.payload),
         mode=_check_mode(frame.mode),
     )
@@ -199,9 +203,7 @@ def check_frame(frame: object) -> NewFrame:
 def _check_encoding(encoding: object, payload: bytes) -> Encoding | None:
     if encoding is None:
         return None
-    if encoding not in list(Encoding):
-        raise InvalidInput("encoding", f"must be one of {', '.join(Encoding)}", encoding)
-    named = Encoding(str(encoding))
+    named = check_choice("encoding", encoding, Encoding)
     if named is not Encoding.BASE64:
         try:
             payload.decode()

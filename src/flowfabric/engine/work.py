@@ -10,20 +10,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import executions, results
+from flowfabric.core import checks, executions, results
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
-from flowfabric.core.checks import (
-    check_int,
-    check_json,
-    check_list,
-    check_optional_text,
-    check_optional_time,
-    check_reason,
-    check_text,
-    check_time,
-    shorten,
-    shorten_front,
-)
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_kind, parse_namespace
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
@@ -85,16 +73,11 @@ def check_failure(
         raise InvalidInput("reason", "must be a string", reason)
     if not isinstance(traceback, str | None):
         raise InvalidInput("traceback", "must be a string", traceback)
-    try:
-        known = FailureClass(str(failure_class))
-    except ValueError as error:
-        classes = ", ".join(FailureClass)
-        raise InvalidInput("failure_class", f"must be one of {classes}", failure_class) from error
     return executions.Failure(
-        reason=shorten(reason, TEXT_BYTES_MAX),
-        failure_class=known,
-        category=check_text("category", category),
-        traceback=None if not traceback else shorten_front(traceback, TRACEBACK_BYTES_MAX),
+        reason=checks.shorten(reason, TEXT_BYTES_MAX),
+        failure_class=checks.check_choice("failure_class", failure_class, FailureClass),
+        category=checks.check_text("category", category),
+        traceback=None if not traceback else checks.shorten_front(traceback, TRACEBACK_BYTES_MAX),
     )
 
 
@@ -104,14 +87,14 @@ def check_failed_step(step: object) -> FailedStep | None:
         return None
     if not isinstance(step, FailedStep):
         raise InvalidInput("step", "must be a FailedStep", step)
-    check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
-    check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
-    check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
+    checks.check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
+    checks.check_text("name", step.name, bytes_max=STEP_NAME_BYTES_MAX)
+    checks.check_text("line", step.line, bytes_max=LINE_BYTES_MAX)
     if not isinstance(step.error, str):
         raise InvalidInput("error", "must be a string", step.error)
     if step.duration_ms is not None:
-        check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
-    return structs.replace(step, error=shorten(step.error, TEXT_BYTES_MAX))
+        checks.check_int("duration_ms", step.duration_ms, 0, DURATION_MAX_MS)
+    return structs.replace(step, error=checks.shorten(step.error, TEXT_BYTES_MAX))
 
 
 def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
@@ -124,8 +107,8 @@ def check_retry_policy(retry_policy: object) -> RetryPolicy | None:
 
 def _check_progress(percent: object, message: object) -> None:
     if percent is not None:
-        check_int("percent", percent, 0, 100)
-    check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
+        checks.check_int("percent", percent, 0, 100)
+    checks.check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
 
 class Work(Creation, Operators, Steps):
@@ -149,7 +132,7 @@ class Work(Creation, Operators, Steps):
         self, completions: Sequence[Completion]
     ) -> list[results.Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
-        check_list("completions", completions, 0, BATCH_MAX)
+        checks.check_list("completions", completions, 0, BATCH_MAX)
         packed = await self.shell.values.through_all(completions, self._packed)
         opened = [unit.value_or_error(self._open_completion, completion) for completion in packed]
         return await self.shell.decide_rest(
@@ -160,9 +143,11 @@ class Work(Creation, Operators, Steps):
         return structs.replace(completion, result=self.shell.values.pack(completion.result))
 
     def _check_result(self, result: object, encoding: object) -> None:
-        check_optional_text("result_encoding", encoding)
+        checks.check_optional_text("result_encoding", encoding)
         if result is not None:
-            check_json("result", result, self.shell.config.payload_bytes_max, encoding=encoding)
+            checks.check_json(
+                "result", result, self.shell.config.payload_bytes_max, encoding=encoding
+            )
 
     def _open_completion(self, completion: object) -> HeldCompletion:
         if not isinstance(completion, Completion):
@@ -260,7 +245,7 @@ class Work(Creation, Operators, Steps):
         self, reports: Sequence[FailureReport]
     ) -> list[results.FailResult | FlowFabricError]:
         """Report many failed attempts at once; each gets its own answer or error."""
-        check_list("reports", reports, 0, BATCH_MAX)
+        checks.check_list("reports", reports, 0, BATCH_MAX)
         opened = [unit.value_or_error(self._report_ask, report) for report in reports]
         sure: dict[int, results.FailResult] = {}
         return await self.shell.decide_rest(opened, sure, lambda ask: ask)
@@ -308,7 +293,7 @@ class Work(Creation, Operators, Steps):
     async def delay(self, handle: Handle | bytes, delay_until_ms: int) -> results.Delayed:
         """Release the worker until a time; the same attempt continues then."""
         opened = self.shell.open_handle(handle)
-        check_time("delay_until_ms", delay_until_ms)
+        checks.check_time("delay_until_ms", delay_until_ms)
         return await self.shell.decide_held(
             opened,
             lambda subject, fence, timing: executions.decide_delay(
@@ -340,7 +325,7 @@ class Work(Creation, Operators, Steps):
     async def cancel(self, handle: Handle | bytes, reason: str) -> results.Cancelled:
         """Give up for good, as the lease holder. Safe to repeat."""
         opened = self.shell.open_handle(handle)
-        why = check_reason(reason)
+        why = checks.check_reason(reason)
         return await self.shell.decide_held(
             opened,
             lambda subject, fence, timing: executions.decide_worker_cancel(
@@ -360,7 +345,7 @@ class Work(Creation, Operators, Steps):
         source: str = "worker",
     ) -> results.Delayed:
         """`delay` by id and fence, or by an operator without one."""
-        check_time("delay_until_ms", delay_until_ms)
+        checks.check_time("delay_until_ms", delay_until_ms)
         return await self.shell.decide_fenced(
             execution_id,
             lambda subject, given, timing: executions.decide_delay(
@@ -424,9 +409,9 @@ class Work(Creation, Operators, Steps):
         names the step that must not run, if it is one, so that an operator can allow it.
         """
         opened = self.shell.open_handle(handle)
-        check_optional_text("step_key", step_key)
-        check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
-        check_text("advice", advice, empty=False)
+        checks.check_optional_text("step_key", step_key)
+        checks.check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
+        checks.check_text("advice", advice, empty=False)
         return await self.shell.decide_held(
             opened,
             lambda subject, fence, timing: decide_block(
@@ -449,9 +434,11 @@ class Work(Creation, Operators, Steps):
         """
         if namespace is not None:
             parse_namespace(namespace)
-        check_int("limit", limit, 1, BATCH_MAX)
-        check_optional_time("blocked_before_ms", blocked_before_ms)
-        wanted = [parse_execution_kind(kind) for kind in check_list("kinds", kinds, 0, BATCH_MAX)]
+        checks.check_int("limit", limit, 1, BATCH_MAX)
+        checks.check_optional_time("blocked_before_ms", blocked_before_ms)
+        wanted = [
+            parse_execution_kind(kind) for kind in checks.check_list("kinds", kinds, 0, BATCH_MAX)
+        ]
 
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() if blocked_before_ms is None else blocked_before_ms

@@ -31,7 +31,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import Place, Writes
+from flowfabric.core.transitions import NO_LEASE, Place, Writes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import EventPage, Key, Row, Value
 
@@ -376,18 +376,9 @@ AFTER_THE_END: Final[Mapping[str, object]] = {
     "blocking_reason": BlockingReason.NONE,
     "blocking_detail": "",
     "ready": False,
-    "lease_id": None,
-    "worker_id": None,
-    "worker_instance_id": None,
-    "lease_acquired_at_ms": None,
-    "lease_expires_at_ms": None,
-    "lease_last_renewed_at_ms": None,
-    "lease_expired_at_ms": None,
-    "lease_revoked_at_ms": None,
-    "lease_revoke_reason": None,
+    **NO_LEASE,
     "delay_until_ms": None,
     "granted_until_ms": None,
-    "attempt_deadline_ms": None,
     "attempt_time_left_ms": None,
     "current_suspension_id": None,
     "current_waitpoint_id": None,
