@@ -103,12 +103,12 @@ class HttpClient:
             writer.close()
 
     async def get(self, path: str) -> bytes:
-        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: b\r\n\r\n".encode())
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         return await self._answer()
 
     async def post(self, path: str, body: bytes) -> bytes:
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: b\r\ncontent-type: application/json\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
@@ -116,7 +116,7 @@ class HttpClient:
 
     async def follow(self, path: str) -> None:
         """Ask for an answer that goes on; it has begun when this returns."""
-        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: b\r\n\r\n".encode())
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         head = await self._reader.readuntil(b"\r\n\r\n")
         assert head.split()[1] == b"200", head
 
