@@ -494,7 +494,8 @@ class App(Feed, Registry):
         A second signal stops handlers now, and so does cancelling this.
         `lanes` are those of the app's tasks unless given. `settings` has the rest; what is given
         beside it counts for more. While the database is away it waits, from the start; it raises
-        `DatabaseGone` once its SQLite file was deleted or replaced.
+        `DatabaseGone` once its SQLite file was deleted or replaced, and `AccessDenied` when a
+        server refuses its token, or what it asks for.
         """
         check_worker_settings(settings)
         chosen = (settings or WorkerSettings()).with_given(lanes, capabilities, concurrency)

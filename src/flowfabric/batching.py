@@ -16,7 +16,7 @@ from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from flowfabric import errors
-from flowfabric.outages import NO_ANSWER
+from flowfabric.outages import NEVER, NO_ANSWER
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -28,7 +28,7 @@ SPLIT_PARALLEL = 4
 
 Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | errors.FlowFabricError]]]
 
-NO_ITEMS_FAULT = (*NO_ANSWER, errors.Unavailable)
+NO_ITEMS_FAULT = (*NO_ANSWER, *NEVER)
 """What concerns a whole batch: asking one by one cannot help."""
 
 

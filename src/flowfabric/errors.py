@@ -20,6 +20,8 @@
     ├── CodecFailed         the app's codec could not encode or decode a value     503
     ├── Bug                 the engine broke one of its own rules                  500
     ├── Transport           the database or the connection to it failed            500
+    ├── AccessDenied        a server does not allow this with this token           403
+    │   └── Unauthorized    it does not take the token at all                      401
     ├── Unavailable         this cannot be served here or now                      503
     │   └── SchemaTooOld, SchemaTooNew, DatabaseGone
     ├── ResourceExhausted   a bounded pool is full; come back later                429
@@ -157,6 +159,18 @@ class Transport(FlowFabricError):
         super().__init__(f"transport ({backend}): {detail}{_LOST if may_have_happened else ''}")
         self.backend, self.kind, self.may_have_happened = backend, kind, may_have_happened
         self.error_class = ErrorClass.RETRYABLE if kind.retryable else ErrorClass.TERMINAL
+
+
+class AccessDenied(FlowFabricError, http_status=403):
+    """A server does not allow this with this token. `reason` is what its answer calls it."""
+
+    def __init__(self, url: str, detail: str, reason: str = "") -> None:
+        super().__init__(f"{url}: {detail}")
+        self.url, self.reason = url, reason
+
+
+class Unauthorized(AccessDenied, http_status=401):
+    """A server does not take the token: it is missing, wrong, revoked or expired."""
 
 
 class Unavailable(FlowFabricError, http_status=503):

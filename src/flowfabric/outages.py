@@ -54,6 +54,10 @@ NO_ANSWER: Final = (errors.Transport, errors.ResourceExhausted, errors.Operation
 """What comes in place of an answer. It tells nothing of the request, and others fare the same."""
 ASK_AGAIN: Final = (*NO_ANSWER, errors.RetryExhausted)
 """After these a request that is safe to repeat is repeated, and who waits waits on."""
+NEVER: Final = (errors.Unavailable, errors.AccessDenied)
+"""No outage, and nothing about the request: whatever is asked later fares the same."""
+FOR_NOBODY: Final = (errors.DatabaseGone, errors.AccessDenied)
+"""Where a worker meets these, all it does from then on is done for nobody: it stops."""
 
 
 def is_outage(error: BaseException) -> bool:
@@ -68,13 +72,15 @@ def outage_behind(
 ) -> bool:
     """Whether an outage is what it all began with: cleaning up after one fails as well.
 
+    A token that is no longer taken counts as one: the next worker has another.
+
     `broken_by` knows more of them, by the errors of a driver that others use.
     """
     seen: BaseException | None = error
     for _ in range(CHAIN_MAX):
         if seen is None:
             return False
-        if isinstance(seen, errors.RetryExhausted) or is_outage(seen):
+        if isinstance(seen, errors.RetryExhausted | errors.Unauthorized) or is_outage(seen):
             return True
         if broken_by is not None and broken_by(seen):
             return True
@@ -83,8 +89,12 @@ def outage_behind(
 
 
 def level_of(error: BaseException) -> int:
-    """How loudly to repeat an error: of an outage, or a file that is gone, the log tells once."""
-    return logging.DEBUG if _told_once(error) else logging.WARNING
+    """How loudly to repeat an error: of an outage, or a file that is gone, the log tells once.
+
+    Of a token that is refused, whoever gives up because of it tells.
+    """
+    quiet = _told_once(error) or isinstance(error, errors.AccessDenied)
+    return logging.DEBUG if quiet else logging.WARNING
 
 
 def _told_once(error: BaseException) -> bool:

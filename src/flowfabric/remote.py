@@ -31,12 +31,14 @@ from flowfabric.engine import unit
 from flowfabric.engine.engine import Engine, Following
 from flowfabric.engine.events import AFTER_ERROR_S, LOOK_AGAIN_MAX_S, LOOK_AGAIN_S, ToldPage
 from flowfabric.errors import (
+    AccessDenied,
     BackendErrorKind,
     Bug,
     InvalidInput,
     PayloadTooLarge,
     ResourceExhausted,
     Transport,
+    Unauthorized,
     Unavailable,
 )
 from flowfabric.logs import open_log
@@ -264,7 +266,8 @@ class HttpConnection:
                 return Transport(BACKEND, str(raised), kind=BackendErrorKind.TRANSPORT)
             return raised
         if status in (401, 403):
-            return Transport(BACKEND, f"{self.url}: {refusal.error}", kind=BackendErrorKind.AUTH)
+            denied = Unauthorized if status == 401 else AccessDenied
+            return denied(self.url, refusal.error, refusal.code)
         if status == 404:
             told = f"does not know what it is asked for: {refusal.error}{self._versions}"
             return Unavailable(self.url, told)
@@ -283,7 +286,10 @@ class HttpConnection:
         return InvalidInput(refusal.field or "request", refusal.error + self._versions)
 
     async def hints(self, topics: Sequence[str], heard: Callable[[str, str], None]) -> None:
-        """Pass on what the server says until it ends, or the network does."""
+        """Pass on what the server says until it ends, or the network does.
+
+        Raises `AccessDenied` if the server does not take the token.
+        """
         timeout = httpx.Timeout(HINTS_SILENT_S, connect=CONNECT_S)
         params = {"topic": list(topics)}
         event = ""
@@ -291,6 +297,9 @@ class HttpConnection:
             async with self._client.stream(
                 "GET", "v1/hints", params=params, timeout=timeout
             ) as answer:
+                if answer.status_code in (401, 403):
+                    await answer.aread()
+                    raise self._refusal(answer)
                 if not answer.is_success:
                     return
                 async for line in answer.aiter_lines():
@@ -342,6 +351,7 @@ class RemoteHints(HintBoard):
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
+        """Until the server refuses the token: asking on would look like guessing tokens."""
         while True:
             self._more.clear()
             hearing = asyncio.ensure_future(
@@ -355,6 +365,8 @@ class RemoteHints(HintBoard):
                 for task in (hearing, more):
                     task.cancel()
                 await asyncio.gather(hearing, more, return_exceptions=True)
+            if not hearing.cancelled() and hearing.exception() is not None:
+                return
             if not self._more.is_set():
                 await asyncio.sleep(AFTER_ERROR_S)
 

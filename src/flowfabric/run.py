@@ -25,7 +25,7 @@ from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of, statements_within
+from flowfabric.outages import NEVER, level_of, statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send
 from flowfabric.store.base import HintListener
 from flowfabric.streams import Follower, Frame, without_codec
@@ -129,8 +129,7 @@ class Endings:
                 try:
                     with statements_within(READ_TIMEOUT_S):
                         found = await self._look()
-                except errors.Unavailable as error:
-                    # No outage: nothing that is asked later is answered otherwise.
+                except NEVER as error:
                     for future in [each for all_ in self._awaited.values() for each in all_]:
                         if not future.done():
                             future.set_exception(error)

@@ -64,7 +64,7 @@ async def test_whoever_has_no_token_is_refused(url: str, command: tuple[str, ...
     for token in ("", "ff_wrong"):
         refused = await ran(url, *command, token=token)
 
-        assert refused.status == 4, refused
+        assert refused.status == 6, refused
         assert "missing or invalid Authorization header" in refused.err
         assert "FLOWFABRIC_TOKEN" in refused.err
         assert "cannot be reached" not in refused.err
@@ -75,14 +75,16 @@ async def test_a_token_that_does_not_allow_a_command_is_refused(url: str, engine
 
     for command in (("tokens", "list"), ("ls", "--namespace", "bank"), ("lanes", "list")):
         refused = await ran(url, *command, token=made.token)
-        assert refused.status == 4, refused
+        assert refused.status == 6, refused
     allowed = await ran(url, "ls", token=made.token)
     assert allowed.status == 0, allowed.err
 
 
-@pytest.mark.parametrize("command", ["serve", "reconcile"])
-def test_what_needs_the_database_refuses_a_server(command: str) -> None:
-    refused = run(command, url="http://127.0.0.1:1")
+@pytest.mark.parametrize(
+    "command", [("serve",), ("reconcile",), ("migrate",), ("migrate", "--check")], ids=" ".join
+)
+def test_what_needs_the_database_refuses_a_server(command: tuple[str, ...]) -> None:
+    refused = run(*command, url="http://127.0.0.1:1")
 
     assert refused.status == 2
     assert "--url: must be the database: " in refused.err

@@ -244,15 +244,15 @@ async def test_tokens_decide_what_an_app_may(url: str, database: Engine) -> None
     async with app, elsewhere:
         run = await app.submit(app.tasks["double"], 1)
         assert await run.state() is PublicState.WAITING
-        with pytest.raises(errors.Transport, match="needs a token with the scope operate") as no:
+        with pytest.raises(errors.AccessDenied, match="needs a token with the scope operate") as no:
             await run.cancel()
-        assert no.value.kind is errors.BackendErrorKind.AUTH
+        assert (type(no.value), no.value.reason) == (errors.AccessDenied, "scope_missing")
         assert not no.value.retryable
-        with pytest.raises(errors.Transport, match="namespace 'shop' alone"):
+        with pytest.raises(errors.AccessDenied, match="namespace 'shop' alone"):
             await elsewhere.submit(elsewhere.tasks["double"], 1)
         with pytest.raises(errors.NotFound):
             await elsewhere.run(elsewhere.tasks["double"], run.execution_id).state()
-    with pytest.raises(errors.Transport, match="Authorization"):
+    with pytest.raises(errors.Unauthorized, match="Authorization"):
         await nobody.open()
 
 

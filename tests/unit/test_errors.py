@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import flowfabric
 from flowfabric import errors
 from flowfabric.errors import (
+    AccessDenied,
     BackendErrorKind,
     Bug,
     CapabilityMismatch,
@@ -88,6 +89,7 @@ STATUS_EXCEPTIONS = {
     "rate_limit_exceeded": 429,
     "concurrency_limit_exceeded": 429,
     "retry_exhausted": 503,
+    "unauthorized": 401,
     "lock_timeout": 503,
     "corruption": 500,
 }
@@ -142,6 +144,7 @@ def test_every_error_explains_itself_in_one_line_or_more(error: type[FlowFabricE
         (StateConflict, ErrorClass.TERMINAL, 409),
         (Bug, ErrorClass.BUG, 500),
         (Transport, ErrorClass.TERMINAL, 500),
+        (AccessDenied, ErrorClass.TERMINAL, 403),
         (Unavailable, ErrorClass.TERMINAL, 503),
         (ResourceExhausted, ErrorClass.RETRYABLE, 429),
         (OperationTimeout, ErrorClass.TERMINAL, 504),

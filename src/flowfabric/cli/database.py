@@ -20,7 +20,7 @@ from flowfabric.core.diagnosis import Complaint, Wrong
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import FlowFabricError, SchemaTooOld, Transport
+from flowfabric.errors import AccessDenied, FlowFabricError, SchemaTooOld
 from flowfabric.outages import statements_within
 from flowfabric.store.urls import redact
 from flowfabric.version import __version__
@@ -47,6 +47,7 @@ COMPLAINTS_SHOWN: Final = 5
 @target_options
 def migrate_command(target: Target, check: bool) -> int:
     """Bring the database's schema up to date. Safe to repeat, also from many processes."""
+    target.check_is_database("a server cannot change or compare its schema")
     url = target.database()
     if check:
         return asyncio.run(_check(target, url))
@@ -137,9 +138,9 @@ async def _findings(target: Target) -> AsyncIterator[Finding]:
     url = redact(target.database())
     try:
         engine = await target.open()
+    except AccessDenied:
+        raise
     except FlowFabricError as error:
-        if options.is_refused(error):
-            raise
         yield Finding("database", Verdict.PROBLEM, f"{url}: {error}")
         return
     async with engine:
@@ -153,10 +154,8 @@ async def _looked(check: str, looking: Awaitable[Sequence[Finding]]) -> Sequence
     """What a look comes to. One that the token of a server does not allow is left out."""
     try:
         return await looking
-    except Transport as error:
-        if not options.is_refused(error):
-            raise
-        says = f"not checked: {error.detail.removeprefix(f'transport ({error.backend}): ')}"
+    except AccessDenied as error:
+        says = f"not checked: {error}"
         advice = "Ask with a token for every namespace that has the scopes read and operate."
         return [Finding(check, Verdict.WARNING, says, advice)]
 

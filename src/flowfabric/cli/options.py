@@ -92,11 +92,11 @@ class Target(Struct, frozen=True, kw_only=True):
         try:
             codec = None if self.app is None else find_app(self.app).codec
             return await connect(url, set_up=False, codec=codec)
+        except errors.AccessDenied as error:
+            told = f"{error}; the token is taken from {TOKEN_VARIABLE}"
+            raise type(error)(url, told.removeprefix(f"{url}: "), error.reason) from error
         except errors.Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
-            if url.startswith(HTTP) and is_refused(error):
-                told = f"{problem}; the token is taken from {TOKEN_VARIABLE}"
-                raise errors.Transport(error.backend, told, kind=error.kind) from error
             raise errors.Unavailable(redact(url), f"cannot be reached: {problem}") from error
 
 
@@ -392,8 +392,9 @@ def _filter_text(value: object) -> str | None:
 # | 1 | something else went wrong, or the awaited work failed |
 # | 2 | the command line, or a value on it, makes no sense |
 # | 3 | there is no such execution, lane, schedule … |
-# | 4 | refused: the state of things or the token does not allow it, or others were quicker |
+# | 4 | refused: the state of things does not allow it, or others were quicker |
 # | 5 | the database cannot be reached, or its schema does not fit |
+# | 6 | the server refuses the token, or what it asks for |
 # | 130 | interrupted |
 
 OK: Final = 0
@@ -402,6 +403,7 @@ USAGE: Final = 2
 NOT_FOUND: Final = 3
 REFUSED: Final = 4
 UNAVAILABLE: Final = 5
+DENIED: Final = 6
 INTERRUPTED: Final = 130
 
 _BY_CLASS: Final[tuple[tuple[type[errors.FlowFabricError], int], ...]] = (
@@ -410,6 +412,7 @@ _BY_CLASS: Final[tuple[tuple[type[errors.FlowFabricError], int], ...]] = (
     (errors.Contention, REFUSED),
     (errors.Conflict, REFUSED),
     (errors.StateConflict, REFUSED),
+    (errors.AccessDenied, DENIED),
     (errors.Transport, UNAVAILABLE),
     (errors.Unavailable, UNAVAILABLE),
     (errors.ResourceExhausted, UNAVAILABLE),
@@ -417,12 +420,5 @@ _BY_CLASS: Final[tuple[tuple[type[errors.FlowFabricError], int], ...]] = (
 )
 
 
-def is_refused(error: errors.FlowFabricError) -> bool:
-    """Whether a server does not take the token, or not for this."""
-    return isinstance(error, errors.Transport) and error.kind is errors.BackendErrorKind.AUTH
-
-
 def status_of(error: errors.FlowFabricError) -> int:
-    if is_refused(error):
-        return REFUSED
     return next((status for kind, status in _BY_CLASS if isinstance(error, kind)), FAILED)

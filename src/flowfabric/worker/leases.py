@@ -24,7 +24,7 @@ from flowfabric.core.results import Claimed, Renewed
 from flowfabric.engine.creation import BrokenBy
 from flowfabric.engine.engine import Engine
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of, statements_within
+from flowfabric.outages import FOR_NOBODY, level_of, statements_within
 from flowfabric.worker.failures import place_of, why_lost
 
 UNSETTLED_S: Final = 1.0
@@ -264,8 +264,8 @@ class Heartbeat:
 
     def __init__(self, lease_ttl_s: float, connect: Connect | None, engine: Engine) -> None:
         """Without `connect` it shares `engine` and its loop."""
-        self.on_gone: Callable[[errors.DatabaseGone], None] | None = None
-        """Called on the worker's loop when the database is gone for good."""
+        self.on_gone: Callable[[errors.FlowFabricError], None] | None = None
+        """Called on the worker's loop when there is nobody left to renew leases of."""
         self._interval_s = lease_ttl_s / BEATS_PER_LEASE
         self._connect = connect
         self._engine = engine
@@ -356,6 +356,7 @@ class Heartbeat:
                     engine = await connect()
             except errors.FlowFabricError as error:
                 log.log(level_of(error), "the heartbeat is not connected; trying again: %s", error)
+                self._tell_if_gone(error)
                 await asyncio.sleep(RETRY_S)
                 continue
             async with engine:
@@ -434,8 +435,7 @@ class Heartbeat:
             return False
         except errors.FlowFabricError as error:
             log.log(level_of(error), "leases could not be renewed; trying again: %s", error)
-            if isinstance(error, errors.DatabaseGone) and self.on_gone is not None:
-                self._worker_loop.call_soon_threadsafe(self.on_gone, error)
+            self._tell_if_gone(error)
             return False
         answered = True
         for lease, outcome in zip(held, outcomes, strict=True):
@@ -448,6 +448,10 @@ class Heartbeat:
             else:
                 self._tell(lease, why_lost(outcome))
         return answered
+
+    def _tell_if_gone(self, error: errors.FlowFabricError) -> None:
+        if isinstance(error, FOR_NOBODY) and self.on_gone is not None:
+            self._worker_loop.call_soon_threadsafe(self.on_gone, error)
 
     def _queue(self, lease: HeldLease) -> None:
         lease_id = lease.handle.lease_id

@@ -32,9 +32,9 @@ from flowfabric.core.workers import LaneShares, LaneWeights, Refreshed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics
 from flowfabric.engine.unit import LOST_TOPIC
-from flowfabric.errors import DatabaseGone, FlowFabricError, InvalidInput
+from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.logs import open_log
-from flowfabric.outages import first_of, level_of, statements_within
+from flowfabric.outages import FOR_NOBODY, first_of, level_of, statements_within
 from flowfabric.reconcilers import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
@@ -291,7 +291,7 @@ class Worker:
         )
         self._heartbeat = Heartbeat(settings.lease_ttl_ms / 1_000, connect, engine)
         self._heartbeat.on_gone = self._give_up
-        self._gone: DatabaseGone | None = None
+        self._gone: FlowFabricError | None = None
         self._waiting: deque[HeldLease] = deque()
         self._running: set[RunningAttempt] = set()
         """Those whose handlers hold a slot."""
@@ -330,7 +330,8 @@ class Worker:
         """Work until `stop` is called and everything has been handed back.
 
         Cancelling this stops handlers now, and hands back what they had. Raises `DatabaseGone` when
-        the file was deleted or replaced.
+        the file was deleted or replaced, and `AccessDenied` when a server does not take its
+        token, or not for this.
         """
         # A task of its own: a claim that is cancelled may leave leases behind that nobody knows of.
         running = asyncio.create_task(self._run())
@@ -384,7 +385,7 @@ class Worker:
         if self._gone is not None:
             raise self._gone
 
-    def _give_up(self, gone: DatabaseGone) -> None:
+    def _give_up(self, gone: FlowFabricError) -> None:
         """Stop at once: whatever is done from here on is done for nobody."""
         self._gone = gone
         self._deadline_passed.set()
@@ -415,7 +416,7 @@ class Worker:
                     wanted = self._wanted() or wanted
                 try:
                     found = await self._claim(wanted)
-                except DatabaseGone as gone:
+                except FOR_NOBODY as gone:
                     self._give_up(gone)
                     return
                 except FlowFabricError as error:
