@@ -32,6 +32,7 @@ from tests.server.shop import (
     without_names,
 )
 from tests.server.test_access import token
+from tests.server.test_lists import fill
 
 CREATING = {"create_execution", "create_flow", "create_budget", "create_quota_policy"}
 """Operations that take an id which nobody has."""
@@ -66,6 +67,7 @@ EDGE = {
 }
 GRANT = {"lane_id": "default", "worker_instance_id": "{worker}", "grant_ttl_ms": 5_000}
 QUOTA = {"window_seconds": 1, "max_requests_per_window": 1, "max_concurrent": 0}
+SCHEDULE = {"execution_kind": "x", "every_ms": 60_000}
 BODIES: Mapping[str, Sequence[Mapping[str, object]]] = {
     "POST /v1/executions": [
         {"execution_kind": "x", "namespace": "{namespace}"},
@@ -105,6 +107,9 @@ BODIES: Mapping[str, Sequence[Mapping[str, object]]] = {
         {"dimensions": {"tokens": 1}, "namespace": "{namespace}"},
     ],
     "POST /v1/quotas": [QUOTA | {"quota_policy_id": "{quota}", "namespace": "{namespace}"}],
+    "PATCH /v1/budgets/{id}": [{"hard_limits": {"tokens": 1}}],
+    "PUT /v1/limits/{name}": [{"active_concurrency_cap": 1}],
+    "PUT /v1/schedules/{id}": [SCHEDULE],
     "POST /v1/workers/{worker_id}/claim": [GRANT],
     "POST /v1/tokens": [{"name": "n", "scopes": ["read"], "namespace": "{namespace}"}],
     "POST /v1/admin/rotate-waitpoint-secret": [{"new_kid": "k9", "new_secret_hex": "00" * 32}],
@@ -382,7 +387,9 @@ async def test_no_route_reaches_another_namespace(
     described = (await http.get("/docs/openapi.json")).json()["paths"]
     wrong: dict[str, object] = {}
 
-    for path, method, body in requests_of(described):
+    # What is created under a name of one's own comes last: others ask about the same name.
+    asked = sorted(requests_of(described), key=lambda each: each[1] == "PUT")
+    for path, method, body in asked:
         url, sent = str(shop.fill(path)), shop.fill(body)
         answer = await http.request(method, url, json=sent, headers=headers)
         again = await http.request(
@@ -391,17 +398,19 @@ async def test_no_route_reaches_another_namespace(
         told = (answer.status_code, without_names(answer.text, shop))
         same = told == (again.status_code, without_names(again.text, ghost))
         leaked = leaks(answer.text, shop, f"{url} {sent}")
-        if leaked or not same or answer.status_code not in expected(path):
+        if leaked or not same or answer.status_code not in expected(path, method):
             wrong[f"{method} {path} {body}"] = (leaked, answer.text, again.text)
 
     assert wrong == {}
     assert await state_of(engine, shop) == before
 
 
-def expected(path: str) -> tuple[int, ...]:
+def expected(path: str, method: str) -> tuple[int, ...]:
     """Statuses of what names another namespace, or lists one's own."""
     if path.endswith(("/signal", "/signals")):
         return (400,)  # Its token is what it needs, and wrong.
+    if method == "PUT" and path in ("/v1/schedules/{schedule}", "/v1/limits/{limit}"):
+        return (200, 201)  # Each namespace has its own of that name.
     return (403, 404) if "{" in path.replace("{worker}", "") else (200, 204, 403, 404)
 
 
@@ -446,6 +455,58 @@ async def test_what_another_namespace_has_cannot_be_used(
 
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), answer.text
     assert await state_of(engine, shop) == before
+
+
+async def test_cursors_of_another_namespace_tell_nothing(
+    http: httpx.AsyncClient, engine: Engine, given: Given, shop: Names
+) -> None:
+    """They are places in a list: what is there is told to its namespace alone."""
+    for namespace in ("shop", "other"):
+        await fill(engine, given, namespace)
+        await given.suspended(namespace=namespace)
+    await engine.create_flow(MINE, flow_kind="k", namespace="other")
+    everything = await token(engine, "admin")
+    confined = await token(engine, "admin", namespace="other")
+    described = (await http.get("/docs/openapi.json")).json()["paths"]
+    asked, wrong = set[str](), dict[str, object]()
+
+    for path, method, _ in requests_of(described):
+        if method != "GET" or not takes_cursor(described, path) or "?" in path:
+            continue
+        url = str(shop.fill(path))
+        theirs = await http.get(url, params={"limit": 1}, headers=everything)
+        cursor = theirs.json().get("next_cursor")
+        if cursor is None:
+            continue
+        asked.add(path)
+        found = await http.get(url, params={"cursor": cursor}, headers=confined)
+        missed = await http.get(
+            url, params={"cursor": renamed(cursor, shop, nowhere(shop))}, headers=confined
+        )
+        leaked = leaks(found.text, shop, cursor)
+        if leaked or (found.status_code, found.text) != (missed.status_code, missed.text):
+            wrong[path] = (leaked, found.text, missed.text)
+
+    assert wrong == {}
+    assert {"/v1/executions", "/v1/flows", "/v1/inbox", "/v1/schedules"} <= asked
+    assert {"/v1/limits", "/v1/budgets", "/v1/workers", "/v1/tokens"} <= asked
+
+
+def takes_cursor(described: Mapping[str, Mapping[str, dict[str, object]]], filled: str) -> bool:
+    for path, methods in described.items():
+        parameters = methods.get("get", {}).get("parameters", [])
+        assert isinstance(parameters, list)
+        same = [part for part in path.split("/") if not part.startswith("{")]
+        if same == [part for part in filled.split("/") if not part.startswith("{")]:
+            return any(each["name"] == "cursor" for each in parameters)
+    return False
+
+
+def renamed(text: str, names: Names, others: Names) -> str:
+    """The same about somebody else."""
+    for placeholder, each in names.texts().items():
+        text = text.replace(each, others.texts()[placeholder])
+    return text
 
 
 async def test_hints_about_the_streams_of_others_stay_silent(

@@ -54,6 +54,21 @@ async def test_a_budget_is_created_counted_and_reset(http: httpx.AsyncClient) ->
     assert "Reset" in reset.json()
 
 
+async def test_the_terms_of_a_budget_are_changed(http: httpx.AsyncClient) -> None:
+    await http.post("/v1/budgets", json=BUDGET)
+    await http.post(f"/v1/budgets/{BUDGET_ID}/usage", json={"dimensions": {"tokens": 3}})
+    path = f"/v1/budgets/{BUDGET_ID}"
+
+    changed = await http.patch(path, json={"hard_limits": {"tokens": 20, "calls": 2}})
+    wrong = await http.patch(path, json={"hard_limits": {"tokens": -1}})
+    large = await http.patch(path, json={"hard_limits": {"tokens": 2**63}})
+    missing = await http.patch("/v1/budgets/nobodys", json={"hard_limits": {"tokens": 1}})
+
+    assert changed.json()["hard_limits"] == {"tokens": 20, "calls": 2}
+    assert (changed.json()["soft_limits"], changed.json()["usage"]["tokens"]) == ({"tokens": 5}, 3)
+    assert (wrong.status_code, large.status_code, missing.status_code) == (400, 400, 404)
+
+
 async def test_a_budget_that_is_not_there_is_not_found(http: httpx.AsyncClient) -> None:
     assert (await http.get(f"/v1/budgets/{BUDGET_ID}")).status_code == 404
     assert (await http.post("/v1/budgets", json={"budget_id": ""})).status_code == 400

@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core import gates
 from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.schedules import ScheduleDefinition
@@ -151,6 +152,59 @@ async def test_a_schedule_is_read_paused_resumed_run_and_removed(
     assert removed.json()["schedule_id"] == "default-1"
     for method, gone in [("GET", path), ("POST", f"{path}/run"), ("DELETE", path)]:
         assert (await http.request(method, gone)).status_code == 404
+
+
+async def test_a_schedule_is_defined_and_changed(http: httpx.AsyncClient, engine: Engine) -> None:
+    path, confined = "/v1/schedules/nightly", await token(engine, "submit", namespace="shop")
+    body = {
+        "execution_kind": "report",
+        "cron": "0 3 * * *",
+        "timezone": "Europe/Rome",
+        "lane_id": "night",
+        "input_json": {"day": 1},
+        "policy": {"max_reclaim_count": 3},
+        "priority": 7,
+        "tags": {"team": "data"},
+    }
+
+    new = await http.put(path, json=body, headers=confined)
+    same = await http.put(path, json=body, headers=confined)
+    changed = await http.put(
+        path, json={"execution_kind": "report", "every_ms": 60_000}, headers=confined
+    )
+    elsewhere = await http.put(f"{path}?namespace=bank", json=body, headers=confined)
+    wrong = await http.put(path, json={"execution_kind": "report"}, headers=confined)
+
+    assert (new.status_code, same.status_code, changed.status_code) == (201, 200, 200), new.text
+    assert same.json() == new.json()
+    stored = await engine.describe_schedule("nightly", namespace="shop")
+    assert stored is not None
+    assert (new.json()["namespace"], new.json()["policy"]) == ("shop", {"max_reclaim_count": 3})
+    assert (new.json()["payload"], new.json()["payload_encoding"]) == ("eyJkYXkiOjF9", "json")
+    assert (stored.schedule_kind, stored.expression) == ("interval", "60000")
+    assert (elsewhere.status_code, elsewhere.json()["code"]) == (403, "namespace_denied")
+    assert (wrong.status_code, wrong.json()["field"]) == (400, "cron")
+
+
+async def test_a_limit_is_set_and_reset(http: httpx.AsyncClient, engine: Engine) -> None:
+    spec = gates.QuotaSpec(active_concurrency_cap=5)
+    await engine.declare_limits(
+        [gates.DeclaredLimit(name="provider", namespace="default", spec=spec)]
+    )
+    path, rate = "/v1/limits/provider", {"window_ms": 60_000, "max_requests_per_window": 100}
+
+    set_to = (await http.put(path, json=rate | {"while_suspended": "keep"})).json()
+    reset = (await http.post(f"{path}/reset")).json()
+    wrong = await http.put(path, json={"max_requests_per_window": 1})
+    new = await http.put("/v1/limits/mine", json={"active_concurrency_cap": 1})
+    undeclared = await http.post("/v1/limits/mine/reset")
+
+    assert rate.items() <= set_to.items()
+    assert (set_to["active_concurrency_cap"], set_to["source"]) == (0, "stored")
+    assert set_to["while_suspended"] == "keep"
+    assert (reset["active_concurrency_cap"], reset["source"]) == (5, "code")
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "invalid_quota_spec"), wrong.text
+    assert (new.status_code, undeclared.status_code) == (200, 404)
 
 
 async def test_the_use_of_a_limit_is_listed_by_key(

@@ -34,6 +34,7 @@ from flowfabric.server import (
     limits,
     lists,
     operations,
+    schedules,
     signals,
     streams,
 )
@@ -286,6 +287,7 @@ def create_app(
             limits.routes,
             limits.work,
             lists.routes,
+            schedules.routes,
             operations.call,
             operations.deployment,
             operations.hints,
@@ -353,7 +355,7 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
         return None
     return CORSConfig(
         allow_origins=list(config.cors_origins),
-        allow_methods=["GET", "POST", "PUT", "DELETE"],
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["content-type", "authorization", "last-event-id"],
     )
 

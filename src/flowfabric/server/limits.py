@@ -1,20 +1,21 @@
-"""Budgets, quotas and grants over HTTP, as clients of the reference's server ask for them."""
+"""Budgets, quotas and limits over HTTP, and grants as the reference's clients ask for them."""
 
 from typing import Annotated
 
 from litestar import Response, Router
-from litestar.params import FromPath, FromQuery, JSONBody
+from litestar.params import FromPath, JSONBody
 from msgspec import Meta, Struct
 
 from flowfabric.core import results
-from flowfabric.core.budget_terms import BudgetDefinition
+from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
-from flowfabric.core.gates import WhileSuspended
+from flowfabric.core.gates import QuotaPolicy, WhileSuspended
 from flowfabric.core.tokens import Scope
-from flowfabric.engine.admission import PolicyCreated
+from flowfabric.engine.admission import GateUse, PolicyCreated
+from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession
-from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, post
+from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, patch, post, put
 
 Units = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -72,6 +73,46 @@ class NewQuota(Struct, kw_only=True):
     while_suspended: WhileSuspended = WhileSuspended.RELEASE
 
 
+class LimitBody(Struct, kw_only=True):
+    """What counts from now on, whatever programs declare; 0 is no limit."""
+
+    window_ms: Units = 0
+    max_requests_per_window: Units = 0
+    active_concurrency_cap: Units = 0
+    jitter_ms: Units = 0
+    while_suspended: WhileSuspended | None = None
+    """Whether runs that sleep or wait hold their places; as it is unless given."""
+
+
+class LimitView(Struct, kw_only=True):
+    """What counts; 0 is no limit."""
+
+    quota_policy_id: str
+    namespace: str
+    name: str
+    window_ms: int
+    max_requests_per_window: int
+    active_concurrency_cap: int
+    jitter_ms: int
+    while_suspended: str
+    source: str
+    """Who said so: a program, or somebody at run time."""
+    created_at_ms: int
+    updated_at_ms: int
+
+
+class LimitList(lists.Page, kw_only=True):
+    limits: list[LimitView]
+
+
+class LimitUseList(lists.Page, kw_only=True):
+    keys: tuple[GateUse, ...]
+
+
+class BudgetList(lists.Page, kw_only=True):
+    budgets: tuple[BudgetStatus, ...]
+
+
 class AskForWork(Struct, kw_only=True):
     lane_id: str
     worker_instance_id: str
@@ -103,7 +144,7 @@ class GrantView(Struct, kw_only=True):
 @post("/v1/budgets", responses=EXISTED, summary="Have a budget")
 async def create_budget(data: JSONBody[NewBudget], asked: InSession) -> JsonAnswer[wire.Tagged]:
     asked.allow(Scope.OPERATE)
-    namespace = asked.caller.namespace_for(data.namespace) or "default"
+    namespace = lists.owner(asked, data.namespace)
     created = await asked.engine.create_budget(
         BudgetDefinition(
             budget_id=data.budget_id,
@@ -126,15 +167,45 @@ async def create_budget(data: JSONBody[NewBudget], asked: InSession) -> JsonAnsw
     return JsonAnswer(told, status_code=201 if new else 200)
 
 
+@get("/v1/budgets", summary="List budgets")
+async def list_budgets(
+    asked: InSession,
+    namespace: lists.InNamespace = None,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
+) -> BudgetList:
+    asked.allow(Scope.READ)
+    page = await asked.engine.list_budgets(
+        namespace=asked.caller.namespace_for(namespace), cursor=lists.read_pair(cursor), limit=limit
+    )
+    return BudgetList(budgets=page.budgets, next_cursor=lists.pair(page.next_cursor))
+
+
 @get("/v1/budgets/{id:str}", summary="Read a budget")
 async def read_budget(
     id: FromPath[str],  # noqa: A002
     asked: InSession,
-    namespace: FromQuery[str | None] = None,
+    namespace: lists.InNamespace = None,
 ) -> BudgetView:
     asked.allow(Scope.READ)
-    owner = asked.caller.namespace_for(namespace) or "default"
-    found = await asked.engine.get_budget_status(id, namespace=owner)
+    owner = lists.owner(asked, namespace)
+    return _budget(await asked.engine.get_budget_status(id, namespace=owner))
+
+
+@patch("/v1/budgets/{id:str}", summary="Change the terms of a budget")
+async def change_budget(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[BudgetUpdate],
+    asked: InSession,
+    namespace: lists.InNamespace = None,
+) -> BudgetView:
+    """What was counted stays."""
+    asked.allow(Scope.OPERATE)
+    owner = lists.owner(asked, namespace)
+    return _budget(await asked.engine.update_budget(id, data, namespace=owner))
+
+
+def _budget(found: BudgetStatus) -> BudgetView:
     return BudgetView(
         budget_id=found.budget_id,
         scope_type=found.scope_type,
@@ -172,7 +243,7 @@ async def report_usage(
         list(data.dimensions),
         list(data.dimensions.values()),
         dedup_key=data.dedup_key,
-        namespace=asked.caller.namespace_for(data.namespace) or "default",
+        namespace=lists.owner(asked, data.namespace),
     )
     if isinstance(outcome, UsageCounted):
         return JsonAnswer("Ok")
@@ -185,12 +256,86 @@ async def report_usage(
 async def reset_budget(
     id: FromPath[str],  # noqa: A002
     asked: InSession,
-    namespace: FromQuery[str | None] = None,
+    namespace: lists.InNamespace = None,
 ) -> JsonAnswer[wire.Tagged]:
     asked.allow(Scope.OPERATE)
-    owner = asked.caller.namespace_for(namespace) or "default"
+    owner = lists.owner(asked, namespace)
     reset = await asked.engine.reset_budget(id, namespace=owner)
     return JsonAnswer({"Reset": {"next_reset_at": reset.next_reset_at_ms}})
+
+
+@get("/v1/limits", summary="List limits")
+async def list_limits(
+    asked: InSession,
+    namespace: lists.InNamespace = None,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
+) -> LimitList:
+    asked.allow(Scope.READ)
+    wanted = asked.caller.namespace_for(namespace)
+    page = await asked.engine.list_limits(namespace=wanted, cursor=cursor, limit=limit)
+    return LimitList(limits=[_limit(each) for each in page.limits], next_cursor=page.next_cursor)
+
+
+@get("/v1/limits/{name:str}", summary="Read a limit")
+async def read_limit(
+    name: FromPath[str],
+    asked: InSession,
+    namespace: lists.InNamespace = None,
+) -> LimitView:
+    asked.allow(Scope.READ)
+    return _limit(await asked.engine.read_limit(name, namespace=lists.owner(asked, namespace)))
+
+
+@get("/v1/limits/{name:str}/use", summary="List what each key of a limit uses")
+async def limit_use(
+    name: FromPath[str],
+    asked: InSession,
+    namespace: lists.InNamespace = None,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
+) -> LimitUseList:
+    asked.allow(Scope.READ)
+    found = await asked.engine.read_limit(name, namespace=lists.owner(asked, namespace))
+    page = await asked.engine.list_limit_use(found.quota_policy_id, cursor=cursor, limit=limit)
+    return LimitUseList(keys=page.gates, next_cursor=page.next_cursor)
+
+
+def _limit(found: QuotaPolicy) -> LimitView:
+    return LimitView(**{name: getattr(found, name) for name in LimitView.__struct_fields__})
+
+
+@put("/v1/limits/{name:str}", summary="Set a limit")
+async def set_limit(
+    name: FromPath[str],
+    data: JSONBody[LimitBody],
+    asked: InSession,
+    namespace: lists.InNamespace = None,
+) -> LimitView:
+    """It wins over what programs declare until it is reset."""
+    asked.allow(Scope.OPERATE)
+    policy = await asked.engine.set_limit(
+        name,
+        namespace=lists.owner(asked, namespace),
+        window_ms=data.window_ms,
+        max_requests_per_window=data.max_requests_per_window,
+        active_concurrency_cap=data.active_concurrency_cap,
+        jitter_ms=data.jitter_ms,
+        while_suspended=data.while_suspended,
+    )
+    return _limit(policy)
+
+
+@post("/v1/limits/{name:str}/reset", status_code=200, summary="Reset a limit")
+async def reset_limit(
+    name: FromPath[str],
+    asked: InSession,
+    namespace: lists.InNamespace = None,
+) -> LimitView:
+    """What programs declare counts again; `404` if none declares it."""
+    asked.allow(Scope.OPERATE)
+    owner = lists.owner(asked, namespace)
+    return _limit(await asked.engine.reset_limit(name, namespace=owner))
 
 
 @post("/v1/quotas", responses=EXISTED, summary="Have a quota policy")
@@ -201,7 +346,7 @@ async def create_quota(data: JSONBody[NewQuota], asked: InSession) -> JsonAnswer
         window_seconds=data.window_seconds,
         max_requests_per_window=data.max_requests_per_window,
         max_concurrent=data.max_concurrent,
-        namespace=asked.caller.namespace_for(data.namespace) or "default",
+        namespace=lists.owner(asked, data.namespace),
         jitter_ms=data.jitter_ms,
         while_suspended=data.while_suspended,
     )
@@ -282,10 +427,16 @@ routes = Router(
     tags=["limits"],
     route_handlers=[
         create_budget,
-        lists.list_budgets,
+        list_budgets,
         read_budget,
+        change_budget,
         report_usage,
         reset_budget,
+        list_limits,
+        read_limit,
+        limit_use,
+        set_limit,
+        reset_limit,
         create_quota,
     ],
 )
