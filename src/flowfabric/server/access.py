@@ -20,6 +20,7 @@ from msgspec import Struct
 from flowfabric.core.ids import ExecutionId, Namespace
 from flowfabric.core.tokens import ApiToken, Scope, split_token
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.tails import Flights
 from flowfabric.errors import NotFound
 from flowfabric.run import Endings
 from flowfabric.server.confinement import Namespaces
@@ -154,6 +155,9 @@ class Access:
         self._anybody = anybody
         self._origins = frozenset(origins)
         self._open_until_s = 0.0
+        # Shared by all requests that find the cache out of date at once.
+        self._lookups = Flights(engine.check_token)
+        self._any_tokens = Flights(self._has_tokens)
         self._checked: OrderedDict[str, tuple[float, ApiToken]] = OrderedDict()
         self._failures = Tally(FAILURES_MAX)
         self._requests = Tally(requests_max)
@@ -212,9 +216,12 @@ class Access:
     async def _takes_anybody(self, now_s: float) -> bool:
         if self._anybody != "without_tokens":
             return self._anybody == "always"
-        if now_s >= self._open_until_s and not await self._engine.has_tokens():
+        if now_s >= self._open_until_s and not await self._any_tokens.share(None):
             self._open_until_s = now_s + TOKEN_CACHE_S
         return now_s < self._open_until_s
+
+    async def _has_tokens(self, _every: None) -> bool:
+        return await self._engine.has_tokens()
 
     def _count(self, name: str, now_s: float) -> None:
         _refuse_beyond(self._requests, name, now_s, "too many requests in a minute")
@@ -224,7 +231,7 @@ class Access:
         until_s, known = self._checked.get(presented, (0.0, None))
         if now_s < until_s:
             return known
-        token = await self._engine.check_token(presented)
+        token = await self._lookups.share(presented)
         if token is not None:
             self._checked[presented] = (now_s + TOKEN_CACHE_S, token)
             while len(self._checked) > CACHED_MAX:
