@@ -117,10 +117,6 @@ class ChangePriority(Struct, kw_only=True):
     new_priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
-class Replay(Struct, kw_only=True):
-    reason: str | None = None
-
-
 class NewFlow(Struct, kw_only=True):
     flow_id: str
     flow_kind: str
