@@ -6,12 +6,13 @@ Routes come from the server's own description, so that a new one is asked as wel
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import httpx
+import msgspec
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core import ids
 from flowfabric.server.api import BODY_LIMIT, ServerConfig
 from flowfabric.testing import SettableClock
-from tests.conformance.given import UNKNOWN_ID
 from tests.server.shop import FLOW_ID
 from tests.server.test_access import SCOPES, token
 from tests.server.test_confinement import BODIES, PLACEHOLDERS
@@ -23,8 +24,9 @@ OPEN = {"/healthz", "/readyz", "/livez", "/v1/executions/{id}/signal", "/v1/sign
 ANY_SCOPE = {"/v1/deployment", "/v1/hints", "/v1/operations/{name}"}
 """They take every token; operations check the scopes of their table."""
 ENDLESS = {"/v1/events"}
+NOWHERE = ids.flow_execution_id(ids.FlowId(FLOW_ID), FLOW_ID, ids.PartitionConfig())
 NAMES = {
-    "{execution}": UNKNOWN_ID,
+    "{execution}": NOWHERE,
     "{waitpoint}": FLOW_ID,
     "{flow}": FLOW_ID,
     "{budget}": FLOW_ID,
@@ -32,6 +34,9 @@ NAMES = {
     "{limit}": "provider",
     "{worker}": "w-1",
     "{name}": "list_flows",
+    "{member}": NOWHERE.replace("1111", "2222"),
+    "{quota}": FLOW_ID,
+    "{namespace}": "default",
 }
 """Nothing of the kind exists: what is let through does nothing."""
 Described = Mapping[str, Mapping[str, Mapping[str, object]]]
@@ -66,7 +71,7 @@ class Route:
         self, http: httpx.AsyncClient, headers: Mapping[str, str], body: object = None
     ) -> httpx.Response:
         if body is None and self.label in BODIES:
-            (body, *_) = BODIES[self.label]
+            body = _named(BODIES[self.label][0])
         if body is None and self.takes_body:
             body = {}
         return await http.request(self.method, self.url, json=body, headers=headers)
@@ -80,6 +85,13 @@ class Route:
             return [told]
         problem = answer.json()
         return [] if problem["code"] == code and problem["error"] else [told]
+
+
+def _named(body: object) -> object:
+    text = msgspec.json.encode(body).decode()
+    for placeholder, name in NAMES.items():
+        text = text.replace(placeholder, name)
+    return msgspec.json.decode(text)
 
 
 async def routes(http: httpx.AsyncClient, headers: Mapping[str, str]) -> list[Route]:

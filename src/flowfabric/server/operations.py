@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -55,6 +56,7 @@ class RaisedProblem(Problem, kw_only=True, omit_defaults=True):
     raised: WireError
 
 
+@dataclass(unsafe_hash=True)
 class NamedOperation(Operation):
     """How a request is described whose body depends on the operation it names."""
 
@@ -102,10 +104,22 @@ def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]
     try:
         return operation.decode_arguments(body)
     except msgspec.ValidationError as error:
+        _check_readable(body)
         text, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").removeprefix(".") or None
         told = f"invalid JSON: {field}: {text}" if field else f"invalid JSON: {text}"
         raise refuse(422, "invalid_json", told, field=field) from None
+    except (msgspec.DecodeError, *UNREADABLE):
+        _check_readable(body)
+        raise
+
+
+def _check_readable(body: bytes) -> None:
+    """Refuse what is no JSON: a reader that knows what it wants may stop before it finds out."""
+    try:
+        msgspec.json.decode(body)
+    except msgspec.ValidationError:
+        return  # A number that nothing can hold.
     except msgspec.DecodeError as error:
         raise refuse(400, "invalid_json", f"invalid JSON: {error}") from None
     except UNREADABLE as error:

@@ -10,7 +10,7 @@ from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
 from flowfabric.server.problems import AnyRequest
 
 Described = Mapping[str, object]
-METHODS: Final = ("get", "post", "put", "delete")
+METHODS: Final = ("get", "post", "put", "patch", "delete")
 STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 summary { cursor: pointer; padding: .3rem 0 }

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.errors import FlowFabricError
+from flowfabric.outages import level_of
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ def shown(error: FlowFabricError) -> FlowFabricError:
     """The error as callers may know it: where the database is, only the log says."""
     if not isinstance(error, errors.Transport):
         return error
-    logger.warning("the database failed: %s", error)
+    logger.log(level_of(error), "the database failed: %s", error)
     told = "it failed or cannot be reached; the server's log says more"
     return errors.Transport(
         error.backend, told, kind=error.kind, may_have_happened=error.may_have_happened
