@@ -16,20 +16,13 @@ from typing import Generic, Self, TypeVar
 from msgspec import Struct
 
 from flowfabric.config import EngineConfig
-from flowfabric.core import ids
+from flowfabric.core import ids, leases, transitions
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import EventCategory, ScannerFilter, check_scanner_filter
 from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
-from flowfabric.core.leases import (
-    Fence,
-    NewIds,
-    check_attempt_index,
-    check_attempt_meant,
-    check_fence_given,
-)
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -44,31 +37,11 @@ from flowfabric.core.records import (
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.situations import LOST_LEASE
 from flowfabric.core.states import LifecyclePhase, OwnershipState, TerminalOutcome
-from flowfabric.core.transitions import (
-    NO_CHANGES,
-    NO_SIGNS,
-    Changes,
-    Decision,
-    Refusal,
-    Subject,
-    advance,
-    combine,
-)
 from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.gates import gated_routes
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
-from flowfabric.store.base import (
-    Body,
-    Key,
-    Parameter,
-    Row,
-    Saving,
-    Store,
-    Transaction,
-    Unlocked,
-    UnlockedBody,
-)
+from flowfabric.store import base
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -98,18 +71,21 @@ class Ask(Struct, Generic[T], frozen=True):
     """One decision to be made about one execution."""
 
     execution_id: ids.ExecutionId
-    decide: Callable[[Subject, Timing], Decision[T]]
+    decide: Callable[[transitions.Subject, Timing], transitions.Decision[T]]
 
 
-def held_ask(handle: Handle, decide: Callable[[Subject, Fence, Timing], Decision[T]]) -> Ask[T]:
+def held_ask(
+    handle: Handle,
+    decide: Callable[[transitions.Subject, leases.Fence, Timing], transitions.Decision[T]],
+) -> Ask[T]:
     """A decision for the holder of a lease."""
     fence = fence_of(handle)
     return Ask(handle.execution_id, lambda subject, timing: decide(subject, fence, timing))
 
 
-ReadRows = Callable[[Unlocked], Awaitable[V | None]]
-LockRows = Callable[[Transaction], Awaitable[V]]
-DecideOn = Callable[[V, Timing], Decision[T]]
+ReadRows = Callable[[base.Unlocked], Awaitable[V | None]]
+LockRows = Callable[[base.Transaction], Awaitable[V]]
+DecideOn = Callable[[V, Timing], transitions.Decision[T]]
 
 
 class Swept(Struct, frozen=True, kw_only=True):
@@ -174,7 +150,7 @@ class Shell(KnowsRoutes):
     """What every group of operations works with."""
 
     def __init__(
-        self, store: Store, config: EngineConfig, deployment: Deployment, values: Values
+        self, store: base.Store, config: EngineConfig, deployment: Deployment, values: Values
     ) -> None:
         super().__init__()
         self.store = store
@@ -185,7 +161,7 @@ class Shell(KnowsRoutes):
         self.commits = True
         """Whether operations commit what they write, or their caller does."""
 
-    def on(self, store: Store) -> Self:
+    def on(self, store: base.Store) -> Self:
         """The same shell over the open transaction of a caller."""
         joined = copy.copy(self)
         joined.store = store
@@ -201,12 +177,16 @@ class Shell(KnowsRoutes):
         (outcome,) = await self.decide_many([ask])
         return answered(outcome)
 
-    async def decide_about(self, execution_id: object, decide: DecideOn[Subject, T]) -> T:
+    async def decide_about(
+        self, execution_id: object, decide: DecideOn[transitions.Subject, T]
+    ) -> T:
         """The same about an execution that the caller names."""
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
     async def decide_held(
-        self, handle: Handle, decide: Callable[[Subject, Fence, Timing], Decision[T]]
+        self,
+        handle: Handle,
+        decide: Callable[[transitions.Subject, leases.Fence, Timing], transitions.Decision[T]],
     ) -> T:
         """The same for the holder of a lease, whose handle has been opened."""
         return await self.decide(held_ask(handle, decide))
@@ -214,9 +194,11 @@ class Shell(KnowsRoutes):
     async def decide_fenced(
         self,
         execution_id: str,
-        decide: Callable[[Subject, Fence | None, Timing], Decision[T]],
+        decide: Callable[
+            [transitions.Subject, leases.Fence | None, Timing], transitions.Decision[T]
+        ],
         *,
-        fence: Fence | None,
+        fence: leases.Fence | None,
         attempt_index: int | None,
         source: str,
     ) -> T:
@@ -225,11 +207,11 @@ class Shell(KnowsRoutes):
         An operator may act for the worker without a fence, and then names the attempt that is
         meant, so as not to hit the one that came after it.
         """
-        given = check_fence_given(fence, source)
-        check_attempt_index(attempt_index)
+        given = leases.check_fence_given(fence, source)
+        leases.check_attempt_index(attempt_index)
 
-        def decide_meant(subject: Subject, timing: Timing) -> Decision[T]:
-            check_attempt_meant(subject.execution, attempt_index)
+        def decide_meant(subject: transitions.Subject, timing: Timing) -> transitions.Decision[T]:
+            leases.check_attempt_meant(subject.execution, attempt_index)
             return decide(subject, given, timing)
 
         return await self.decide_about(execution_id, decide_meant)
@@ -241,26 +223,30 @@ class Shell(KnowsRoutes):
         if not asks:
             return []
 
-        async def body(tx: Transaction) -> list[T | FlowFabricError]:
+        async def body(tx: base.Transaction) -> list[T | FlowFabricError]:
             return await self.decide_in(tx, asks)
 
         return await self.store.transact(body, lock_wait_ms=lock_wait_ms)
 
-    async def decide_in(self, tx: Transaction, asks: Sequence[Ask[T]]) -> list[T | FlowFabricError]:
+    async def decide_in(
+        self, tx: base.Transaction, asks: Sequence[Ask[T]]
+    ) -> list[T | FlowFabricError]:
         """The same inside a transaction that does other things too."""
         if not asks:
             return []
         subjects = await lock_subjects(tx, {ask.execution_id for ask in asks})
         now_ms = await tx.now_ms()
         outcomes: list[T | FlowFabricError] = []
-        parts: list[Changes] = []
+        parts: list[transitions.Changes] = []
         for ask in asks:
             decided = _decide_one(ask, subjects.get(ask.execution_id), self.timing(now_ms))
             outcomes.append(decided.outcome)
-            if decided.changes is not NO_CHANGES:
+            if decided.changes is not transitions.NO_CHANGES:
                 parts.append(decided.changes)
-                subjects[ask.execution_id] = advance(subjects[ask.execution_id], decided.changes)
-        changes = combine(parts)
+                subjects[ask.execution_id] = transitions.advance(
+                    subjects[ask.execution_id], decided.changes
+                )
+        changes = transitions.combine(parts)
         await tx.save(changes)
         hint_about(tx, changes, now_ms)
         return outcomes
@@ -311,17 +297,17 @@ class Shell(KnowsRoutes):
         answer = await self.store.try_unlocked(body)
         return await self.decide_loaded(lock, decide) if answer is None else answer
 
-    def deciding(self, lock: LockRows[V], decide: DecideOn[V, T]) -> Body[T | FlowFabricError]:
+    def deciding(self, lock: LockRows[V], decide: DecideOn[V, T]) -> base.Body[T | FlowFabricError]:
         """Lock, decide, save, and wake what waits.
 
         A refusal is returned, not raised: what it leaves to write must be committed.
         """
 
-        async def body(tx: Transaction) -> T | FlowFabricError:
+        async def body(tx: base.Transaction) -> T | FlowFabricError:
             loaded = await lock(tx)
             timing = self.timing(await tx.now_ms())
             made = decided(lambda: decide(loaded, timing))
-            if made.changes is not NO_CHANGES:
+            if made.changes is not transitions.NO_CHANGES:
                 await tx.save(made.changes)
                 hint_about(tx, made.changes, timing.now_ms)
             return made.outcome
@@ -330,8 +316,8 @@ class Shell(KnowsRoutes):
 
     def _deciding_unlocked(
         self, read: ReadRows[V], decide: DecideOn[V, T]
-    ) -> UnlockedBody[T | None]:
-        async def body(tx: Unlocked) -> T | None:
+    ) -> base.UnlockedBody[T | None]:
+        async def body(tx: base.Unlocked) -> T | None:
             found = await read(tx)
             if found is None:
                 return None
@@ -353,7 +339,7 @@ class Shell(KnowsRoutes):
     async def sweep(
         self,
         due: str,
-        decide: Callable[[Subject, Timing], Decision[T]],
+        decide: Callable[[transitions.Subject, Timing], transitions.Decision[T]],
         limit: int,
         only: ScannerFilter,
         *,
@@ -366,7 +352,7 @@ class Shell(KnowsRoutes):
         check_int("limit", limit, 1, BATCH_MAX)
         whose = check_scanner_filter(only).parameters
 
-        async def body(tx: Transaction) -> Swept:
+        async def body(tx: base.Transaction) -> Swept:
             found = await tx.select_as(
                 ids.ExecutionId, due, now_ms=await tx.now_ms(), limit=limit, **whose
             )
@@ -424,12 +410,12 @@ class Group:
         self.shell = shell
         self.store = shell.store
 
-    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
+    async def select_as(self, kind: type[T], name: str, **parameters: base.Parameter) -> list[T]:
         """What one statement finds, read by itself."""
         return await self.store.read(lambda reader: reader.select_as(kind, name, **parameters))
 
     async def select_records(
-        self, kind: type[R], name: str, **parameters: Parameter
+        self, kind: type[R], name: str, **parameters: base.Parameter
     ) -> Sequence[R]:
         return await self.store.read(lambda reader: reader.select_records(kind, name, **parameters))
 
@@ -442,8 +428,8 @@ def value_or_error(check: Callable[[V], T], value: V) -> T | FlowFabricError:
         return error
 
 
-def fence_of(handle: Handle) -> Fence:
-    return Fence(
+def fence_of(handle: Handle) -> leases.Fence:
+    return leases.Fence(
         lease_id=handle.lease_id,
         lease_epoch=handle.lease_epoch,
         attempt_id=handle.attempt_id,
@@ -452,7 +438,7 @@ def fence_of(handle: Handle) -> Fence:
     )
 
 
-def lease_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
+def lease_columns(handles: Sequence[Handle]) -> dict[str, base.Parameter]:
     """The handles' leases as the parameters of a set-based statement.
 
     A lease id is never used twice and the handle is signed: epoch and attempt follow from it.
@@ -466,20 +452,20 @@ def lease_columns(handles: Sequence[Handle]) -> dict[str, Parameter]:
 
 class Decided(Struct, Generic[T], frozen=True):
     outcome: T | FlowFabricError
-    changes: Changes = NO_CHANGES
+    changes: transitions.Changes = transitions.NO_CHANGES
 
 
-def _decide_one(ask: Ask[T], subject: Subject | None, timing: Timing) -> Decided[T]:
+def _decide_one(ask: Ask[T], subject: transitions.Subject | None, timing: Timing) -> Decided[T]:
     if subject is None:
         return Decided(NotFound("execution", ask.execution_id))
     return decided(lambda: ask.decide(subject, timing))
 
 
-def decided(decide: Callable[[], Decision[T]]) -> Decided[T]:
+def decided(decide: Callable[[], transitions.Decision[T]]) -> Decided[T]:
     """What a decision comes to, refusals included."""
     try:
         decision = decide()
-    except Refusal as refusal:
+    except transitions.Refusal as refusal:
         return Decided(refusal.error, refusal.changes)
     except FlowFabricError as error:
         return Decided(error)
@@ -496,18 +482,18 @@ def answered(outcome: T | FlowFabricError) -> T:
 # Rows -----------------------------------------------------------------------
 
 
-def execution_key(execution_id: ids.ExecutionId) -> Key:
+def execution_key(execution_id: ids.ExecutionId) -> base.Key:
     return (ids.partition_of(execution_id), execution_id)
 
 
-def row_execution_id(row: Row) -> ids.ExecutionId:
+def row_execution_id(row: base.Row) -> ids.ExecutionId:
     """The full id from a statement's `partition_key` and `execution_id` columns."""
     return ids.make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
 
 
 async def lock_subjects(
-    tx: Transaction, execution_ids: Iterable[ids.ExecutionId]
-) -> dict[ids.ExecutionId, Subject]:
+    tx: base.Transaction, execution_ids: Iterable[ids.ExecutionId]
+) -> dict[ids.ExecutionId, transitions.Subject]:
     """Lock executions with their current attempts; ids without a row are omitted."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
     attempts = await _lock_attempts(tx, executions.values())
@@ -516,10 +502,10 @@ async def lock_subjects(
     grants = await tx.get(StoredGrant, granted)
     opened = await lock_open(tx, executions.values())
     return {
-        execution.execution_id: Subject(
+        execution.execution_id: transitions.Subject(
             execution=execution,
             attempt=attempts.get(execution.execution_id) or first_attempt(execution),
-            signs=signs.get(execution.execution_id, NO_SIGNS),
+            signs=signs.get(execution.execution_id, transitions.NO_SIGNS),
             grant=grants.get(key),
             suspension=opened.suspensions.get(execution.execution_id),
             waitpoints=opened.waitpoints.get(execution.execution_id, ()),
@@ -529,7 +515,7 @@ async def lock_subjects(
 
 
 async def lock_free(
-    tx: Transaction, execution_ids: Sequence[ids.ExecutionId]
+    tx: base.Transaction, execution_ids: Sequence[ids.ExecutionId]
 ) -> dict[ids.ExecutionId, Execution]:
     """Lock those that no other transaction holds; return the others as they are, unlocked."""
     locked = await tx.select_as(
@@ -543,11 +529,11 @@ async def lock_free(
 
 
 async def _lock_attempts(
-    tx: Transaction, executions: Iterable[Execution]
+    tx: base.Transaction, executions: Iterable[Execution]
 ) -> dict[ids.ExecutionId, Attempt]:
     """Lock the current attempts that have a row."""
-    stored: list[Key] = []
-    unstored: list[Key] = []
+    stored: list[base.Key] = []
+    unstored: list[base.Key] = []
     for execution in executions:
         if execution.total_attempt_count > 0:
             keys = unstored if runs_first_attempt(execution) else stored
@@ -564,7 +550,7 @@ class OpenPauses(Struct, frozen=True, kw_only=True):
     waitpoints: dict[ids.ExecutionId, tuple[Waitpoint, ...]] = {}
 
 
-async def lock_open(tx: Transaction, executions: Iterable[Execution]) -> OpenPauses:
+async def lock_open(tx: base.Transaction, executions: Iterable[Execution]) -> OpenPauses:
     """Lock what is open. Most executions have nothing open, and cost nothing here."""
     waiting = [e for e in executions if e.current_suspension_id or e.open_waitpoint_count]
     if not waiting:
@@ -618,7 +604,7 @@ def topics_after(
     return topics
 
 
-def hint_about(tx: Saving, changes: Changes, now_ms: int) -> None:
+def hint_about(tx: base.Saving, changes: transitions.Changes, now_ms: int) -> None:
     """Wake workers for what became ready, waiters for what ended, reconcilers for what is due."""
     topics: set[str] = set()
     if any(event.category is not EventCategory.LEASE for event in changes.events):
@@ -695,7 +681,7 @@ def new_random_uuid() -> str:
     return ids.uuid4_from(os.urandom(16))
 
 
-def new_lease_ids() -> NewIds:
+def new_lease_ids() -> leases.NewIds:
     """An attempt has the id of the lease it begins under."""
     made = new_random_uuid()
-    return NewIds(lease_id=ids.LeaseId(made), attempt_id=ids.AttemptId(made))
+    return leases.NewIds(lease_id=ids.LeaseId(made), attempt_id=ids.AttemptId(made))
