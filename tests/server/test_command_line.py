@@ -91,6 +91,28 @@ def test_what_needs_the_database_refuses_a_server(command: tuple[str, ...]) -> N
     assert "serving at" not in refused.err
 
 
+@pytest.mark.parametrize("verb", ["pause", "drain", "resume"])
+async def test_lanes_are_steered_through_a_server(url: str, engine: Engine, verb: str) -> None:
+    await engine.register_lane("gpu")
+    made = await engine.create_token("operator", scopes=["operate"])
+
+    steered = await ran(url, "lanes", verb, "gpu", token=made.token)
+
+    assert (steered.status, steered.err) == (0, "")
+    assert "lane gpu is " in steered.out
+
+
+async def test_a_namespace_that_is_empty_does_not_mean_all_of_them(
+    url: str, engine: Engine
+) -> None:
+    made = await engine.create_token("admin", scopes=["admin"])
+
+    for command in (("tokens", "create", "x", "--scope", "read"), ("ls",)):
+        refused = await ran(url, *command, "--namespace", "", token=made.token)
+        assert refused.status == 2, refused
+        assert "namespace: must not be empty" in refused.err
+
+
 def test_a_server_that_is_away_is_no_refusal() -> None:
     away = run("ls", url="http://127.0.0.1:1")
 

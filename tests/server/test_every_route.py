@@ -93,6 +93,10 @@ SUCCESSES: Sequence[tuple[str, Asked]] = [
             {"waitpoint_id": "{waitpoint}", "waitpoint_token": "{secret}", "signal_name": "s"},
         ),
     ),
+    (
+        "POST /v1/executions/{id}/signals",
+        ("/v1/executions/{summed}/signals", {"signal_name": "s", "payload_json": 1}),
+    ),
     ("POST /v1/signals", ("/v1/signals", {"waitpoint_token": "{link}", "signal_name": "s"})),
     # Flows
     ("GET /v1/flows", ("/v1/flows", None)),

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import re
 from collections.abc import AsyncIterator, Sequence
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -261,7 +262,7 @@ async def test_lists_are_filtered_and_paged(http: httpx.AsyncClient) -> None:
         ("GET", "/v1/executions?state=odd", None, 400, "state"),
         ("GET", "/v1/executions?tag=odd", None, 400, "tag"),
         ("GET", "/v1/executions/{ghost}/outcome?wait_ms=60001", None, 400, "wait_ms"),
-        ("POST", "/v1/executions", {}, 422, None),
+        ("POST", "/v1/executions", {}, 422, "execution_kind"),
         ("POST", "/v1/executions", {"execution_kind": 5}, 422, "execution_kind"),
         ("POST", "/v1/executions", {"execution_kind": ""}, 400, "execution_kind"),
         (
@@ -285,7 +286,7 @@ async def test_lists_are_filtered_and_paged(http: httpx.AsyncClient) -> None:
             *({"execution_kind": "x", "input_base64": "", "input_json": 1}, 400, "input"),
         ),
         ("POST", "/v1/executions/{ghost}/cancel", {"reason": "r"}, 404, None),
-        ("POST", "/v1/executions/{ghost}/cancel", {}, 422, None),
+        ("POST", "/v1/executions/{ghost}/cancel", {}, 422, "reason"),
         (
             *("POST", "/v1/executions/{ghost}/cancel"),
             *({"reason": "r", "execution_id": "{fp:1}:x"}, 400, "execution_id"),
@@ -361,6 +362,47 @@ async def test_numbers_that_nothing_can_hold_are_refused_by_the_name_of_their_fi
     assert "out of range" in told["error"]
 
 
+async def test_an_id_may_have_slashes_in_it(http: httpx.AsyncClient) -> None:
+    own = "orders/2026/17%2F"
+    created = await http.post("/v1/executions", json={"execution_kind": "x", "execution_id": own})
+    path = f"/v1/executions/{quote(own, safe='')}"
+
+    found = await http.get(path)
+    state = await http.get(f"{path}/state")
+    apart = await http.get("/v1/executions/orders/2026")
+
+    assert found.json()["execution_id"] == created.json()["Created"]["execution_id"]
+    assert state.json() == "waiting"
+    assert (apart.status_code, apart.json()["code"]) == (404, "no_such_route")
+
+
+async def test_what_has_no_route_is_told_what_was_asked(http: httpx.AsyncClient) -> None:
+    nowhere, other = await http.get("/v1/odd"), await http.delete("/v1/executions")
+
+    assert nowhere.json()["error"] == "there is no route GET /v1/odd"
+    told = other.json()["error"]
+    assert told == "there is no route DELETE /v1/executions; the path takes GET, OPTIONS, POST"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("POST", "/v1/tokens", {"name": "n", "scopes": ["read"], "expires": "90d"}, "expires"),
+        ("POST", "/v1/executions/batch", {"executions": [], "namespace": "shop"}, "namespace"),
+        ("PUT", "/v1/limits/x", {"rate": "1/s"}, "rate"),
+        ("PUT", "/v1/schedules/x", {"execution_kind": "k", "every": "1s"}, "every"),
+        ("PATCH", "/v1/budgets/x", {"hard_limit": {}}, "hard_limit"),
+    ],
+)
+async def test_members_that_a_body_does_not_know_are_refused(
+    http: httpx.AsyncClient, method: str, path: str, body: object, field: str
+) -> None:
+    """Bodies of the reference's requests are as its clients send them."""
+    answer = await http.request(method, path, json=body)
+
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
+
+
 async def test_methods_that_a_path_has_are_named(http: httpx.AsyncClient) -> None:
     described = (await http.get("/docs/openapi.json")).json()["paths"]
     wrong = {}
@@ -368,7 +410,7 @@ async def test_methods_that_a_path_has_are_named(http: httpx.AsyncClient) -> Non
     for path, methods in described.items():
         expected = {method.upper() for method in methods} | {"OPTIONS"}
         place = re.sub(r"{\w+}", "7", path)
-        for method in ("OPTIONS", "PATCH"):
+        for method in ("OPTIONS", "TRACE"):
             answer = await http.request(method, place)
             allowed = set(answer.headers["allow"].split(", "))
             if answer.status_code not in (204, 405) or allowed != expected:

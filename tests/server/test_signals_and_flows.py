@@ -228,6 +228,57 @@ async def test_a_flow_is_built_in_one_request(http: httpx.AsyncClient, engine: E
     assert len((await http.get("/v1/flows")).json()["flows"]) == 1
 
 
+async def test_members_of_a_flow_are_named_by_uuids_by_names_or_not_at_all(
+    http: httpx.AsyncClient, engine: Engine
+) -> None:
+    await http.post("/v1/flows", json={"flow_id": FLOW_ID, "flow_kind": "k"})
+    url = f"/v1/flows/{FLOW_ID}/graph"
+    join = {
+        "downstream_execution_id": "report",
+        "dependencies": [{"upstream_execution_id": NOBODY}, {"upstream_execution_id": "fetch"}],
+    }
+    graph = {
+        "members": [
+            {"execution_kind": "n", "execution_id": NOBODY},
+            {"execution_kind": "n", "execution_id": "fetch"},
+            {"execution_kind": "n", "execution_id": "report"},
+        ],
+        "joins": [join],
+    }
+
+    added = (await http.post(url, json=graph)).json()
+    again = (await http.post(url, json=graph)).json()
+    nameless = (await http.post(url, json={"members": [{"execution_kind": "n"}]})).json()
+    listed = (await http.get(f"/v1/flows/{FLOW_ID}/members")).json()["members"]
+    edge = {"edge_id": NOBODY, "upstream_execution_id": "report"}
+    staged = await http.post(
+        f"/v1/flows/{FLOW_ID}/edges",
+        json=edge | {"downstream_execution_id": nameless["members"][0]},
+    )
+
+    assert (added["members_added"], added["edges_added"]) == (3, 2), added
+    assert (again["members_added"], again["members"]) == (0, added["members"])
+    assert added["members"][0].endswith(NOBODY)
+    assert {each["execution_id"] for each in listed} == {*added["members"], *nameless["members"]}
+    assert staged.status_code == 201, staged.text
+
+
+async def test_a_signal_is_delivered_by_its_name(
+    http: httpx.AsyncClient, engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    path = f"/v1/executions/{claimed.execution_id}/signals"
+    body = {"signal_name": "decided", "payload_json": "yes", "idempotency_key": "k"}
+
+    first = await http.post(path, json=body)
+    again = await http.post(path, json=body)
+    refused = await http.post(path, json={"signal_name": "other", "keep": False})
+
+    assert (first.status_code, list(first.json())) == (200, ["Accepted"]), first.text
+    assert list(again.json()) == ["Duplicate"]
+    assert refused.status_code in (404, 409), refused.text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -364,9 +364,19 @@ def _steer_lane(
             screen.out().print(Text(f"lane {changed.lane_id} is {changed.state}"))
 
 
-_steer_lane("pause", Engine.pause_lane, "Hand out no work from LANE; submissions are still taken.")
-_steer_lane("resume", Engine.resume_lane, "Take and hand out work again.")
-_steer_lane("drain", Engine.drain_lane, "Take no new executions; what is there is worked off.")
+_steer_lane(
+    "pause",
+    lambda engine, lane: engine.pause_lane(lane),
+    "Hand out no work from LANE; submissions are still taken.",
+)
+_steer_lane(
+    "resume", lambda engine, lane: engine.resume_lane(lane), "Take and hand out work again."
+)
+_steer_lane(
+    "drain",
+    lambda engine, lane: engine.drain_lane(lane),
+    "Take no new executions; what is there is worked off.",
+)
 
 
 # `schedules`: list, pause, resume, run, remove ------------------------------

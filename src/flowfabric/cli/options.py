@@ -21,7 +21,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.app import DEFAULT_NAMESPACE, App
 from flowfabric.connection import TOKEN_VARIABLE, connect
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, parse_namespace
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
@@ -137,7 +137,7 @@ def target_options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, 
             url=url,
             app=app,
             json=bool(given.pop("as_json", False)),
-            namespace=_text(given.pop("namespace", None)),
+            namespace=_namespace(given.pop("namespace", None)),
         )
         return context.invoke(command, target, *args, **given)
 
@@ -259,6 +259,11 @@ def find_app(reference: str) -> App:
 
 def _text(value: object) -> str | None:
     return str(value) if value else None
+
+
+def _namespace(value: object) -> str | None:
+    """Empty is a variable of a script that was not set: it does not mean all of them."""
+    return None if value is None else parse_namespace(value)
 
 
 # Options that say which executions a command is about -----------------------

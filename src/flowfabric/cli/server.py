@@ -30,6 +30,7 @@ TOKEN_COLUMNS: Final = (
     flexible("SCOPES", at_least=20),
     flexible("NAMESPACE"),
     fixed("STATE"),
+    fixed("EXPIRES"),
 )
 
 
@@ -222,6 +223,7 @@ def _row(token: ApiToken, now_ms: int) -> tuple[str | Text, ...]:
         token.scopes,
         token.namespace or "every one",
         Text(state, "green" if live else "dim"),
+        "never" if token.expires_at_ms is None else screen.ago(token.expires_at_ms, now_ms),
     )
 
 

@@ -345,6 +345,16 @@ def member_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig)
     return make_execution_id(partition, fitted(uuid, partition, partitions))
 
 
+def named_member_id(flow_id: FlowId, text: str, partitions: PartitionConfig) -> str:
+    """The member that a uuid, or a name within the flow, stands for. Full ids stay as they are."""
+    own_id = parse_own_id(text)
+    if own_id is None:
+        return text if text.startswith("{") else flow_execution_id(flow_id, text, partitions)
+    digest = hashlib.sha256("\x00".join((flow_id, "member", own_id)).encode())
+    uuid = marked_uuid(mark_of("flow", flow_id), digest.hexdigest())
+    return member_execution_id(flow_id, uuid, partitions)
+
+
 def flow_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig) -> ExecutionId:
     """The id of a member of a flow. Any uuid is embedded verbatim."""
     return make_execution_id(flow_partition(flow_id, partitions), uuid)

@@ -257,7 +257,8 @@ def _presented(authorization: str | None) -> str | None:
 
 
 def unauthorized() -> Refused:
-    told = "missing or invalid Authorization header; send 'Bearer <token>'"
+    why = "the token is missing, wrong, revoked or expired; send 'Bearer <token>'"
+    told = f"missing or invalid Authorization header: {why}"
     problem = Problem(error=told, code="unauthorized")
     return Refused(401, problem, {"WWW-Authenticate": "Bearer"})
 

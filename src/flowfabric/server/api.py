@@ -3,14 +3,16 @@
 import asyncio
 import inspect
 import logging
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final
+from urllib.parse import unquote
 
-from litestar import Litestar
+from litestar import Litestar, types
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -165,6 +167,9 @@ class Bodies(ASGIMiddleware):
     not JSON."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        for name, value in scope["path_params"].items():
+            if isinstance(value, str):
+                scope["path_params"][name] = value.replace(SLASH, "/")
         limit = int(scope["route_handler"].opt.get("body_limit", BODY_LIMIT))
         headers = dict(scope["headers"])
         announced = headers.get(b"content-length", b"0")
@@ -202,6 +207,28 @@ def _too_large(scope: Scope, limit: int) -> Refused:
         route=scope["path_template"],
     )
     return Refused(413, problem)
+
+
+SLASH: Final = "\ue000"
+"""Stands for a slash within an id until the path has been taken apart; no id has it."""
+
+
+class Application(Litestar):
+    """Takes paths apart at the slashes that separate, not at those that were sent as %2F."""
+
+    async def __call__(
+        self,
+        scope: Scope | types.LifeSpanScope,
+        receive: Receive | types.LifeSpanReceive,
+        send: Send | types.LifeSpanSend,
+    ) -> None:
+        if scope["type"] != "lifespan" and b"%2f" in scope["raw_path"].lower():
+            asked = re.sub("%2f", SLASH, scope["raw_path"].decode("latin-1"), flags=re.IGNORECASE)
+            whole, path = unquote(asked), scope["path"]
+            # Under a prefix that another application has taken off, it is the end.
+            if whole.replace(SLASH, "/").endswith(path):
+                scope["path"] = whole[len(whole) - len(path) :]
+        await super().__call__(scope, receive, send)
 
 
 class Health(Struct):
@@ -274,7 +301,7 @@ def create_app(
                 await engine.settle()
                 await endings.close()
 
-    return Litestar(
+    return Application(
         route_handlers=[
             executions.routes,
             signals.routes,

@@ -4,8 +4,11 @@ from typing import Annotated
 
 from litestar import Router
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from msgspec import structs
 
+from flowfabric.core import ids
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_endings import NoWait, WaitIndefinite
 from flowfabric.core.flow_joins import Join
 from flowfabric.core.results import Added, DependenciesAdded, FlowCreated
@@ -14,11 +17,16 @@ from flowfabric.core.views import FlowSnapshot
 from flowfabric.engine.flow_reads import FlowMemberPage, FlowPage
 from flowfabric.errors import NotFound
 from flowfabric.server import wire
-from flowfabric.server.access import InSession
+from flowfabric.server.access import InSession, Session
 from flowfabric.server.executions import BATCH_BODY, check_same, new_execution
 from flowfabric.server.routing import EXISTED, JsonAnswer, answer, get, post
 
 PAGE = 100
+
+
+class GraphAdded(DependenciesAdded, frozen=True, kw_only=True, tag="DependenciesAdded"):
+    members: list[str]
+    """Their ids, in the order they were asked for."""
 
 
 @post("/", responses=EXISTED, summary="Create a flow")
@@ -90,21 +98,42 @@ async def add_graph(
     id: FromPath[str],  # noqa: A002
     data: JSONBody[wire.NewGraph],
     asked: InSession,
-) -> DependenciesAdded:
+) -> GraphAdded:
+    """Members are named by a full id, a uuid, or any name within the flow; one without an id gets
+    one. The answer has their ids, in the order of the request."""
     asked.allow(Scope.SUBMIT)
-    given = [
-        await asked.find(each) if isinstance(each, str) else new_execution(each, asked.caller)
-        for each in data.members
-    ]
-    return await asked.engine.add_dependencies(
-        id, [_join(each) for each in data.joins], members=given
+    members = [_member(asked, id, each) for each in data.members]
+    added = await asked.engine.add_dependencies(
+        id, [_join(asked, id, each) for each in data.joins], members=members
     )
+    told = [each if isinstance(each, str) else str(each.execution_id) for each in members]
+    return GraphAdded(**structs.asdict(added), members=told)
 
 
-def _join(given: wire.NewJoin) -> Join:
+def _member(asked: Session, flow_id: str, given: wire.CreateExecution | str) -> NewExecution | str:
+    if isinstance(given, str):
+        return _member_id(asked, flow_id, given)
+    new = new_execution(given, asked.caller)
+    if new.execution_id is None:
+        return structs.replace(new, execution_id=asked.engine.new_member_id(flow_id))
+    return structs.replace(new, execution_id=_member_id(asked, flow_id, new.execution_id))
+
+
+def _member_id(asked: Session, flow_id: str, text: str) -> str:
+    flow = ids.FlowId(ids.parse_uuid("flow_id", flow_id))
+    return ids.named_member_id(flow, text, asked.engine.deployment.partitions)
+
+
+def _join(asked: Session, flow_id: str, given: wire.NewJoin) -> Join:
     return Join(
-        downstream_execution_id=given.downstream_execution_id,
-        dependencies=given.dependencies,
+        downstream_execution_id=_member_id(asked, flow_id, given.downstream_execution_id),
+        dependencies=[
+            structs.replace(
+                each,
+                upstream_execution_id=_member_id(asked, flow_id, each.upstream_execution_id),
+            )
+            for each in given.dependencies
+        ],
         policy=given.policy,
     )
 
@@ -120,8 +149,8 @@ async def stage(
     staged = await asked.engine.stage_dependency_edge(
         id,
         data.edge_id,
-        upstream_execution_id=data.upstream_execution_id,
-        downstream_execution_id=data.downstream_execution_id,
+        upstream_execution_id=_member_id(asked, id, data.upstream_execution_id),
+        downstream_execution_id=_member_id(asked, id, data.downstream_execution_id),
         dependency_kind=data.dependency_kind,
         data_passing_ref=data.data_passing_ref,
         expected_graph_revision=data.expected_graph_revision,
@@ -140,8 +169,8 @@ async def apply(
     applied = await asked.engine.apply_dependency_to_child(
         id,
         data.edge_id,
-        upstream_execution_id=data.upstream_execution_id,
-        downstream_execution_id=data.downstream_execution_id,
+        upstream_execution_id=_member_id(asked, id, data.upstream_execution_id),
+        downstream_execution_id=_member_id(asked, id, data.downstream_execution_id),
         graph_revision=data.graph_revision,
         dependency_kind=data.dependency_kind,
         data_passing_ref=data.data_passing_ref,

@@ -1,5 +1,6 @@
 """Budgets, quotas and limits over HTTP, and grants as the reference's clients ask for them."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from litestar import Response, Router
@@ -30,9 +31,9 @@ class NewBudget(Struct, kw_only=True):
     on_hard_limit: str = "reject"
     on_soft_limit: str = "warn"
     reset_interval_ms: Units = 0
-    dimensions: list[str] = []
-    hard_limits: list[Units] = []
-    soft_limits: list[Units] = []
+    dimensions: Sequence[str] = ()
+    hard_limits: Sequence[Units] = ()
+    soft_limits: Sequence[Units] = ()
     namespace: str | None = None
 
 
@@ -73,7 +74,7 @@ class NewQuota(Struct, kw_only=True):
     while_suspended: WhileSuspended = WhileSuspended.RELEASE
 
 
-class LimitBody(Struct, kw_only=True):
+class LimitBody(wire.StrictBody, kw_only=True):
     """What counts from now on, whatever programs declare; 0 is no limit."""
 
     window_ms: Units = 0
@@ -113,12 +114,16 @@ class BudgetList(lists.Page, kw_only=True):
     budgets: tuple[BudgetStatus, ...]
 
 
+class BudgetChange(BudgetUpdate, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change. Limits of dimensions that are not named stay; 0 is none."""
+
+
 class AskForWork(Struct, kw_only=True):
     lane_id: str
     worker_instance_id: str
     grant_ttl_ms: int
     """From 1 to 60,000."""
-    capabilities: list[str] = []
+    capabilities: Sequence[str] = ()
 
 
 class AskForReclaim(Struct, kw_only=True):
@@ -126,7 +131,7 @@ class AskForReclaim(Struct, kw_only=True):
     worker_instance_id: str
     lane_id: str
     grant_ttl_ms: int
-    worker_capabilities: list[str] = []
+    worker_capabilities: Sequence[str] = ()
 
 
 class GrantView(Struct, kw_only=True):
@@ -195,7 +200,7 @@ async def read_budget(
 @patch("/v1/budgets/{id:str}", summary="Change the terms of a budget")
 async def change_budget(
     id: FromPath[str],  # noqa: A002
-    data: JSONBody[BudgetUpdate],
+    data: JSONBody[BudgetChange],
     asked: InSession,
     namespace: lists.InNamespace = None,
 ) -> BudgetView:

@@ -30,8 +30,10 @@ from flowfabric.server.problems import (
     UNREADABLE,
     AnyRequest,
     Problem,
+    Refused,
     check_is_json,
     headers_of,
+    misshapen,
     problem_of,
     refuse,
     shown,
@@ -106,9 +108,7 @@ def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]
     except msgspec.ValidationError as error:
         _check_readable(body)
         text, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").removeprefix(".") or None
-        told = f"invalid JSON: {field}: {text}" if field else f"invalid JSON: {text}"
-        raise refuse(422, "invalid_json", told, field=field) from None
+        raise Refused(422, misshapen(text, path.rstrip("`").removeprefix("."))) from None
     except (msgspec.DecodeError, *UNREADABLE):
         _check_readable(body)
         raise

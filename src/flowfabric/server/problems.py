@@ -6,6 +6,7 @@ clients of the reference's server, which has fewer kinds, and none for requests 
 """
 
 import logging
+import re
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -16,6 +17,7 @@ from litestar.exceptions import HTTPException, SerializationException
 from msgspec import Struct
 
 from flowfabric import errors
+from flowfabric.core.checks import visible
 from flowfabric.errors import FlowFabricError
 from flowfabric.outages import level_of
 
@@ -40,6 +42,7 @@ _ALIASES: Final = {
     "last_event_id": "Last-Event-ID",
 }
 """Parameters that cannot have their own name in Python or Litestar."""
+_MEMBER: Final = re.compile("field `([^`]+)`")
 AnyRequest = Request[object, object, State]
 
 
@@ -132,8 +135,9 @@ def check_is_json(content_type: str) -> None:
 def problem_of(error: FlowFabricError) -> tuple[int, Problem]:
     """The status and the body that stand for an error of the engine."""
     status = _status_of(error)
+    coded = isinstance(error, errors.NotFound) or str(error).startswith(f"{error.code}: ")
     problem = Problem(
-        error=str(error) if isinstance(error, errors.NotFound) else f"{error.code}: {error}",
+        error=str(error) if coded else f"{error.code}: {error}",
         code=error.code,
         field=getattr(error, "field", None),
         resume_after=getattr(error, "resume_after", None),
@@ -213,8 +217,16 @@ def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem
     code = _BY_STATUS.get(status, "invalid_input" if status < 500 else "internal_error")
     if status >= 500:
         return on_bug(request, error)
-    problem = Problem(error=_told(error), code=code, field=_field_of(error))
+    told = _no_route(request, error) if status in (404, 405) else _told(error)
+    problem = Problem(error=told, code=code, field=_field_of(error))
     return respond(status, problem, error.headers)
+
+
+def _no_route(request: AnyRequest, error: HTTPException) -> str:
+    asked = f"{request.method} {visible(request.scope['path'])}"
+    told = {name.lower(): value for name, value in (error.headers or {}).items()}
+    allowed = ", ".join(sorted(told.get("allow", "").split(", ")))
+    return f"there is no route {asked}" + (f"; the path takes {allowed}" if allowed else "")
 
 
 def on_bug(request: AnyRequest, error: Exception) -> Response[Problem]:
@@ -233,12 +245,18 @@ def _unreadable(error: BaseException) -> Response[Problem]:
     text, _, path = str(error).partition(" - at `")
     place, _, within = path.rstrip("`").removeprefix("$").removeprefix(".").partition(".")
     if place in ("", "data"):
-        told = f"{within}: {text}" if within else text
-        problem = Problem(error=f"invalid JSON: {told}", code="invalid_json", field=within or None)
-        return respond(422, problem)
+        return respond(422, misshapen(text, within))
     name = place.partition("[")[0]
     name = _ALIASES.get(name, name)
     return respond(400, Problem(error=f"{name}: {text}", code="invalid_input", field=name))
+
+
+def misshapen(text: str, within: str) -> Problem:
+    """JSON of another shape, by the member that is to blame: wrong, missing or not known."""
+    told = f"{within}: {text}" if within else text
+    named = _MEMBER.search(text)
+    field = ".".join(each for each in (within, named and named[1]) if each)
+    return Problem(error=f"invalid JSON: {told}", code="invalid_json", field=field or None)
 
 
 def _told(error: HTTPException) -> str:

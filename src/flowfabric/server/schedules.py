@@ -14,7 +14,7 @@ from flowfabric.server.executions import LARGE_BODY
 from flowfabric.server.routing import JsonAnswer, also, answer, delete, get, post, put
 
 
-class ScheduleBody(Struct, kw_only=True):
+class ScheduleBody(wire.StrictBody, kw_only=True):
     """What to create, and when: give either `cron` or `every_ms`."""
 
     execution_kind: str
@@ -30,7 +30,7 @@ class ScheduleBody(Struct, kw_only=True):
     payload_encoding: str | None = None
     policy: dict[str, object] | None = None
     priority: int | None = None
-    tags: dict[str, str] = {}
+    tags: dict[str, str] | None = None
 
 
 class ScheduleView(Struct, kw_only=True):
@@ -112,7 +112,7 @@ async def define(
             payload_encoding=data.payload_encoding or encoding,
             policy=data.policy,
             priority=data.priority,
-            tags=data.tags,
+            tags=data.tags or {},
         )
     )
     status = 201 if defined.change == "created" else 200

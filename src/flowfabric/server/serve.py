@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import FrameType
 from typing import Final
 
+import msgspec
 import uvicorn
 from litestar import Litestar
 from msgspec import Struct
@@ -18,6 +19,7 @@ from flowfabric.reconcilers import Supervisor
 from flowfabric.server.access import Anybody, is_local
 from flowfabric.server.api import ServerConfig, create_app
 from flowfabric.server.draining import Waiting
+from flowfabric.server.problems import Problem
 
 DRAIN_S: Final = 30
 HEADER_BYTES_MAX: Final = 32_768
@@ -107,6 +109,18 @@ class Impatient(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._expect()
+
+    def send_400_response(self, msg: str) -> None:
+        """As every other refusal: in JSON."""
+        body = msgspec.json.encode(
+            Problem(error=f"this is no HTTP request: {msg}", code="bad_http")
+        )
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()

@@ -56,6 +56,32 @@ async def deliver_by_link(
     return await _deliver(asked, SignalToken.parse(data.waitpoint_token).execution_id, data)
 
 
+@post(
+    "/{id:str}/signals",
+    opt=MEDIUM_BODY,
+    status_code=200,
+    summary="Deliver a signal by its name, without the token of a waitpoint",
+)
+async def deliver_by_name(
+    id: FromPath[str],  # noqa: A002
+    data: JSONBody[wire.SignalBody],
+    asked: InSession,
+) -> JsonAnswer[wire.Tagged]:
+    asked.allow(Scope.SIGNAL)
+    payload, encoding = wire.read_bytes("payload", None, data.payload_base64, data.payload_json)
+    delivered = await asked.engine.deliver_operator_signal(
+        await asked.find(id),
+        data.signal_name,
+        signal_name=data.signal_name,
+        keep=data.keep,
+        payload=payload,
+        payload_encoding=encoding or "json",
+        source_identity=asked.caller.name,
+        idempotency_key=data.idempotency_key,
+    )
+    return answer(delivered)
+
+
 async def _deliver(asked: Session, text: str, data: wire.DeliverSignal) -> JsonAnswer[wire.Tagged]:
     payload, encoding = wire.read_bytes(
         "payload", data.payload, data.payload_base64, data.payload_json
@@ -155,4 +181,8 @@ def _shown(view: WaitpointView) -> wire.OpenWaitpoint:
     )
 
 
-routes = Router(path="/v1/executions", tags=["signals"], route_handlers=[deliver, pending, token])
+routes = Router(
+    path="/v1/executions",
+    tags=["signals"],
+    route_handlers=[deliver, deliver_by_name, pending, token],
+)

@@ -54,6 +54,11 @@ def read_bytes(
     return None if octets is None else bytes(octets), None
 
 
+class StrictBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a request of ours carries. A member that it does not know is refused: a slip in the
+    name of `expires_in_ms` would be noticed too late. The reference's clients send others."""
+
+
 class CreateExecution(Struct, kw_only=True):
     """A submission. Only `execution_kind` has to be there."""
 
@@ -75,7 +80,7 @@ class CreateExecution(Struct, kw_only=True):
     execution_deadline_at: int | None = None
 
 
-class CreateExecutions(Struct, kw_only=True):
+class CreateExecutions(StrictBody, kw_only=True):
     """Many submissions, created together or not at all."""
 
     executions: Annotated[list[CreateExecution], Meta(max_length=1_000)]
@@ -111,6 +116,17 @@ class DeliverSignal(Struct, kw_only=True):
     idempotency_key: str | None = None
     created_at: int | None = None
     dedup_ttl_ms: int | None = None
+
+
+class SignalBody(StrictBody, kw_only=True):
+    """A signal for whatever an execution waits at under a name."""
+
+    signal_name: str
+    payload_base64: str | None = None
+    payload_json: object = UNSET
+    keep: bool = True
+    """Whether it is kept for the next wait of that name if nothing waits now."""
+    idempotency_key: str | None = None
 
 
 class ChangePriority(Struct, kw_only=True):
@@ -162,7 +178,7 @@ class SecretRotated(Struct, kw_only=True):
     new_kid: str
 
 
-class CreateToken(Struct, kw_only=True):
+class CreateToken(StrictBody, kw_only=True):
     name: str
     scopes: list[str]
     namespace: str | None = None
@@ -219,7 +235,7 @@ class WireFrames(Struct, kw_only=True, omit_defaults=True):
     closed_reason: str | None = None
 
 
-class NewJoin(Struct, kw_only=True):
+class NewJoin(StrictBody, kw_only=True):
     """What one member waits for, and when it has waited enough."""
 
     downstream_execution_id: str
@@ -227,7 +243,7 @@ class NewJoin(Struct, kw_only=True):
     policy: EdgeDependencyPolicy | None = None
 
 
-class NewGraph(Struct, kw_only=True):
+class NewGraph(StrictBody, kw_only=True):
     """Members and what each of them waits for, added together or not at all."""
 
     members: tuple[CreateExecution | str, ...] = ()
