@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import gates
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
-from flowfabric.core.checks import check_int, check_list, check_name
+from flowfabric.core.checks import check_int, check_list, check_name, check_text
 from flowfabric.core.ids import (
     Namespace,
     QuotaPolicyId,
@@ -416,4 +416,4 @@ def _read_cursor(cursor: str | None) -> tuple[str, str]:
     namespace, found, name = str(cursor).partition("\n")
     if not found:
         raise InvalidInput("cursor", paging.FROM_A_PAGE, cursor)
-    return namespace, name
+    return check_text("cursor", namespace), check_text("cursor", name)

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from litestar import Litestar, types
 from litestar.config.cors import CORSConfig
 from litestar.di import Provide
+from litestar.enums import HttpMethod, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.middleware import ASGIMiddleware
 from litestar.openapi import OpenAPIConfig
@@ -73,8 +74,10 @@ BODY_LIMIT: Final = 65_536
 """What a request may carry, unless its route says otherwise."""
 BODY_S: Final = 20.0
 """How long its body may take to arrive."""
-OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
-"""They answer anybody, and tell nothing but that."""
+HEADER_BYTES_MAX: Final = 32_768
+"""What the headers of a request may have together."""
+ASKED_BY_HEAD: Final = ("/healthz", "/livez", "/readyz")
+"""What load balancers ask for without wanting to read the answer."""
 HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -171,12 +174,15 @@ class Bodies(ASGIMiddleware):
             if isinstance(value, str):
                 scope["path_params"][name] = value.replace(SLASH, "/")
         limit = int(scope["route_handler"].opt.get("body_limit", BODY_LIMIT))
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
+            told = f"the headers are larger than {HEADER_BYTES_MAX:,} bytes together"
+            raise refuse(431, "headers_too_large", told)
         headers = dict(scope["headers"])
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(scope, limit)
         if "data" in scope["route_handler"].parsed_fn_signature.parameters:
-            check_is_json(headers.get(b"content-type", b"").decode("latin-1"))
+            check_is_json(scope["headers"])
         taken, complete, until_s = 0, False, asyncio.get_running_loop().time() + BODY_S
 
         async def receiving() -> ReceiveMessage:
@@ -214,7 +220,8 @@ SLASH: Final = "\ue000"
 
 
 class Application(Litestar):
-    """Takes paths apart at the slashes that separate, not at those that were sent as %2F."""
+    """Takes paths apart at the slashes that separate, not at those that were sent as %2F, and
+    answers load balancers that ask with HEAD."""
 
     async def __call__(
         self,
@@ -222,13 +229,20 @@ class Application(Litestar):
         receive: Receive | types.LifeSpanReceive,
         send: Send | types.LifeSpanSend,
     ) -> None:
-        if scope["type"] != "lifespan" and b"%2f" in scope["raw_path"].lower():
+        if scope["type"] == "lifespan":
+            return await super().__call__(scope, receive, send)
+        by_head = scope["path"].endswith(ASKED_BY_HEAD)
+        if scope["type"] == ScopeType.HTTP and scope["method"] == HttpMethod.HEAD and by_head:
+            # A copy: whoever sends the answer knows by its own that no body belongs to it.
+            scope = scope.copy()
+            scope["method"] = HttpMethod.GET
+        if b"%2f" in scope["raw_path"].lower():
             asked = re.sub("%2f", SLASH, scope["raw_path"].decode("latin-1"), flags=re.IGNORECASE)
             whole, path = unquote(asked), scope["path"]
             # Under a prefix that another application has taken off, it is the end.
             if whole.replace(SLASH, "/").endswith(path):
                 scope["path"] = whole[len(whole) - len(path) :]
-        await super().__call__(scope, receive, send)
+        return await super().__call__(scope, receive, send)
 
 
 class Health(Struct):
@@ -402,6 +416,9 @@ async def provide_session(request: AnyRequest) -> Session:
     assert isinstance(state.namespaces, Namespaces)
     caller, access = ANYBODY, state.access
     presented = request.headers.get("authorization")
+    if len(request.headers.getall("authorization", [])) > 1:
+        # A proxy in between may have read the other one.
+        raise refuse(400, "invalid_input", "there are several", field="Authorization")
     if not request.route_handler.opt.get("open"):
         address = request.client.host if request.client else "unknown"
         caller = await access.caller(presented, address)

@@ -82,7 +82,7 @@ async def call(name: FromPath[str], request: AnyRequest, asked: InSession) -> Re
     if operation is None:
         raise refuse(404, "no_such_operation", f"there is no operation {name!r}", field="name")
     check_scopes(asked.caller, operation)
-    check_is_json(request.headers.get("content-type", ""))
+    check_is_json(request.scope["headers"])
     arguments = read_arguments(operation, await request.body())
     performing = getattr(asked.engine, name)(**arguments)
     try:

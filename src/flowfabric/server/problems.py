@@ -7,6 +7,7 @@ clients of the reference's server, which has fewer kinds, and none for requests 
 
 import logging
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -40,8 +41,10 @@ _ALIASES: Final = {
     "from_cursor": "from",
     "to_cursor": "to",
     "last_event_id": "Last-Event-ID",
+    "topics": "topic",
 }
 """Parameters that cannot have their own name in Python or Litestar."""
+PATH_SHOWN_MAX: Final = 200
 _MEMBER: Final = re.compile("field `([^`]+)`")
 AnyRequest = Request[object, object, State]
 
@@ -126,10 +129,15 @@ def _holding(body: bytes) -> str | None:
     return None
 
 
-def check_is_json(content_type: str) -> None:
-    if content_type.partition(";")[0].strip().lower() != "application/json":
+def check_is_json(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a body that says of itself that it is something else, or packed."""
+    given = {name: value.decode("latin-1").strip().lower() for name, value in headers}
+    if given.get(b"content-type", "").partition(";")[0].strip() != "application/json":
         told = "Content-Type: must be application/json"
         raise refuse(415, "unsupported_media_type", told, field="content-type")
+    if given.get(b"content-encoding", "identity") != "identity":
+        told = "Content-Encoding: must be left out; the body is taken as it is"
+        raise refuse(415, "unsupported_media_type", told, field="content-encoding")
 
 
 def problem_of(error: FlowFabricError) -> tuple[int, Problem]:
@@ -223,7 +231,7 @@ def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem
 
 
 def _no_route(request: AnyRequest, error: HTTPException) -> str:
-    asked = f"{request.method} {visible(request.scope['path'])}"
+    asked = f"{request.method} {visible(request.scope['path'][:PATH_SHOWN_MAX])}"
     told = {name.lower(): value for name, value in (error.headers or {}).items()}
     allowed = ", ".join(sorted(told.get("allow", "").split(", ")))
     return f"there is no route {asked}" + (f"; the path takes {allowed}" if allowed else "")

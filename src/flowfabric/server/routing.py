@@ -47,6 +47,7 @@ PROBLEMS: Final = {
         413: "The body is too large.",
         415: "The body is not JSON.",
         422: "The JSON has another shape.",
+        431: "The headers are too large.",
         429: "Too much at once; see `Retry-After`.",
         500: "Something broke here.",
         503: "The database is away; see `Retry-After`.",

@@ -17,12 +17,11 @@ from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.reconcilers import Supervisor
 from flowfabric.server.access import Anybody, is_local
-from flowfabric.server.api import ServerConfig, create_app
+from flowfabric.server.api import HEADER_BYTES_MAX, ServerConfig, create_app
 from flowfabric.server.draining import Waiting
 from flowfabric.server.problems import Problem
 
 DRAIN_S: Final = 30
-HEADER_BYTES_MAX: Final = 32_768
 KEEP_ALIVE_S: Final = 75
 HEADERS_S: Final = 20.0
 """How long a connection may take for the head of a request, once it has begun."""
