@@ -26,13 +26,25 @@ _FOREIGN: Final = frozenset({UUID, list})
 """The types the driver returns besides those every store has."""
 
 
-def plain(row: DriverRow) -> Row:
-    """A row with uuids as text and arrays as JSON, as SQLite has them."""
-    values = dict(row.items())
-    for name, value in values.items():
-        if type(value) in _FOREIGN:
-            values[name] = _value(value)
-    return values
+def plain(rows: Sequence[DriverRow]) -> list[Row]:
+    """Rows with uuids as text and arrays as JSON, as SQLite has them."""
+    found = [dict(row.items()) for row in rows]
+    for name in _foreign_columns(found):
+        for values in found:
+            values[name] = _value(values[name])
+    return list(found)
+
+
+def _foreign_columns(rows: Sequence[Row]) -> list[str]:
+    """Columns to convert: all values of one that are not null have the same type."""
+    foreign: list[str] = []
+    unknown = list(rows[0]) if rows else []
+    for row in rows:
+        foreign += [name for name in unknown if type(row[name]) in _FOREIGN]
+        unknown = [name for name in unknown if row[name] is None]
+        if not unknown:
+            break
+    return foreign
 
 
 class PostgresReader:
@@ -63,7 +75,7 @@ class PostgresReader:
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         statement = numbered(name, STATEMENTS)
         values = ordered(statement, parameters, self._clock_ms)
-        return [plain(row) for row in await self._connection.fetch(statement.text, *values)]
+        return plain(await self._connection.fetch(statement.text, *values))
 
     async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
         rows = await self.select(name, **parameters)
