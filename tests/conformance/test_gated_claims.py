@@ -8,11 +8,12 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.diagnosis import Cause
-from flowfabric.core.gates import Gate, GateName, GateOwner, WhileSuspended
+from flowfabric.core.gates import Admitted, Gate, GateName, GateOwner, WhileSuspended
 from flowfabric.core.ids import ExecutionId, QuotaPolicyId
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import BlockingReason
 from flowfabric.core.transitions import Changes
+from flowfabric.engine import gates
 from flowfabric.engine.admission import GateUse
 from flowfabric.errors import ConcurrencyLimitExceeded, InvalidInput
 from flowfabric.store.base import Transaction
@@ -262,6 +263,59 @@ async def test_a_grant_for_what_kept_its_slot_takes_no_other(
     assert grant.execution_id == first
     assert (await use(engine))[""].running == 1
     assert await claim(engine) == []
+
+
+@pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that keep slots remember what they have to spare, however little is held."""
+    monkeypatch.setattr(gates, "COUNTED_EACH_TIME_MAX", -1)
+
+
+async def test_slots_to_spare_are_counted_again_once_they_are_used_up(
+    engine: Engine, given: Given, remembering: None
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=3, while_suspended="keep")
+    await created(given, 6, gates=[gate()])
+    (first,) = await claim(engine, 1)
+    await engine.complete(first.handle)
+    assert len(await claim(engine)) == 3
+    assert await claim(engine) == []
+
+
+async def test_slots_to_spare_are_counted_again_after_an_operator_passed_the_limit(
+    engine: Engine, given: Given, remembering: None
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=3, while_suspended="keep")
+    waiting = await created(given, 6, gates=[gate()])
+    assert len(await claim(engine, 1)) == 1
+    await engine.issue_grant_and_claim(waiting[5])
+    assert len(await claim(engine)) == 1
+
+
+@pytest.mark.parametrize("taken_by", ["grant", "hand"])
+async def test_slots_to_spare_are_fewer_once_another_way_takes_one(
+    engine: Engine, given: Given, remembering: None, taken_by: str
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=3, while_suspended="keep")
+    waiting = await created(given, 6, gates=[gate()])
+    assert len(await claim(engine, 1)) == 1
+    if taken_by == "grant":
+        await engine.issue_claim_grant(waiting[5], grant_ttl_ms=1_000, **WORKER)
+    else:
+        assert await engine.check_admission(CAP, await given.waiting()) == Admitted()
+    assert len(await claim(engine, 5)) >= 1
+    assert (await use(engine))[""].running == 3
+
+
+@pytest.mark.parametrize(("cap_after", "fits"), [(2, 1), (5, 4)])
+async def test_slots_to_spare_follow_a_changed_limit(
+    engine: Engine, given: Given, remembering: None, cap_after: int, fits: int
+) -> None:
+    await engine.create_quota_policy(CAP, max_concurrent=3, while_suspended="keep", name="mail")
+    await created(given, 6, gates=[gate()])
+    assert len(await claim(engine, 1)) == 1
+    await engine.set_limit("mail", active_concurrency_cap=cap_after)
+    assert len(await claim(engine)) == fits
 
 
 async def test_setting_a_limit_leaves_what_becomes_of_slots_alone(engine: Engine) -> None:

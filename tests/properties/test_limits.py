@@ -23,6 +23,8 @@ from flowfabric.core.gates import WINDOW_PARTS, Admitted, GateName, GateOwner, p
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
 from flowfabric.core.states import FailureClass, LifecyclePhase
+from flowfabric.engine import gates
+from flowfabric.engine.gates import COUNTED_EACH_TIME_MAX
 from flowfabric.reconcilers import run_due
 from tests.conformance.given import WORKER
 from tests.properties.test_differential import SHRINKING_TAKES_S, tuned
@@ -167,12 +169,12 @@ class Played:
     # Steps
 
     async def submit(self, key: str, *, by_hand: bool) -> None:
-        gates = [] if by_hand else [self.gate(self.all), self.gate(self.own, key)]
+        passed = [] if by_hand else [self.gate(self.all), self.gate(self.own, key)]
         made = await self.engine.create_execution(
             NewExecution(
                 execution_kind=f"{self.kind}-by-hand" if by_hand else self.kind,
                 policy=POLICY,
-                gates=gates,
+                gates=passed,
             )
         )
         assert isinstance(made, Created)
@@ -393,7 +395,13 @@ async def check_history(played: Played, history: list[tuple[str, object]]) -> No
 
 
 @pytest.mark.timeout(SHRINKING_TAKES_S)
-def test_limits_are_what_a_simple_model_of_them_is(world: World) -> None:
+@pytest.mark.parametrize("counted_each_time_max", [COUNTED_EACH_TIME_MAX, -1])
+def test_limits_are_what_a_simple_model_of_them_is(
+    world: World, counted_each_time_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether what is held is counted for each claim, or remembered."""
+    monkeypatch.setattr(gates, "COUNTED_EACH_TIME_MAX", counted_each_time_max)
+
     @tuned(world, 150)
     @given(history=steps)
     def check(history: list[tuple[str, object]]) -> None:

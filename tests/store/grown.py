@@ -343,9 +343,8 @@ def limited_claims() -> Iterator[Question]:
     }
     yield Question("find_gated", search, 4, 2)
     both = [gate(tenant).gate_id for tenant in ("large", "small")]
-    yield Question(
-        "gates_in_use", {"gate_ids": both, "counts_all": False, "clock": NOW_MS}, len(both), 2
-    )
+    asked: Parameters = {"gate_ids": both, "counts_all": False, "counted_max": 1, "clock": NOW_MS}
+    yield Question("gates_in_use", asked, len(both), 2)
     for route_id, starts in ((SMALL_ROUTE, 10), (LARGE_ROUTE, 10), (LARGE_ROUTE, 0)):
         allowed = json.dumps([{"route_id": route_id, "slots": 10, "starts": starts}])
         label = f"{starts} of route {route_id} under a limit"

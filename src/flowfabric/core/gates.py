@@ -7,15 +7,19 @@ a route locks those gates, asks here what fits, and takes that much.
 
 What is held is derived, not counted: a slot is taken while a row is leased, was granted or was
 admitted by hand and has not ended; where the policy says so, also while its attempt is interrupted
-and goes on later. So nothing can leak, however something ends. Only starts are
-counted, because nothing else remembers them: a window is at most `WINDOW_PARTS` + 1 pairs of a
-time and how many started by then, later than the time of the pair before it. What falls into
-the same part of the window is one pair at its latest time, so a window never admits too many and
-opens late by at most one part of it.
+and goes on later. So nothing can leak, however something ends. A limit that keeps slots may hold
+more than a claim can count: it remembers how many were to spare, and counts again once those are
+used up.
+
+Only starts are counted, because nothing else remembers them: a window is at most `WINDOW_PARTS` +
+1 pairs of a time and how many started by then, later than the time of the pair before it. What
+falls into the same part of the window is one pair at its latest time, so a window never admits too
+many and opens late by at most one part of it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, ClassVar, Final
 
 import msgspec
@@ -117,6 +121,9 @@ class Gate(Record, frozen=True, kw_only=True):
     """The window, as JSON."""
     opens_at_ms: int | None = None
     """Until then the window is full, by the limit it was last asked with."""
+    spare: int | None = None
+    """At least so many slots are free: those that were when a claim counted, less what has started
+    since. Only limits that keep slots know it, since nothing but a start takes one of theirs."""
     closed: bool = False
     """A budget that is used up: nothing passes."""
 
@@ -183,6 +190,7 @@ def check_gate_key(key: object) -> str:
     return "" if key == "" else check_name("key", key)
 
 
+@lru_cache(maxsize=1_024)
 def policy_id_of(namespace: str, name: str) -> QuotaPolicyId:
     """The id of a policy that people know by its name."""
     return QuotaPolicyId(named_uuid("quota_policy", namespace, name))
@@ -198,8 +206,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Whether what waits to go on with its attempt holds its slot."""
 
     @property
-    def binds(self) -> bool:
-        return self.rate > 0 or self.cap > 0
+    def remembers(self) -> bool:
+        """Whether its gates remember what starts."""
+        return self.rate > 0 or (self.cap > 0 and self.keeps)
 
 
 NO_LIMITS: Final = Limits()
@@ -440,6 +449,9 @@ class GateState(Struct, frozen=True, kw_only=True):
     gate: Gate
     limits: Limits = NO_LIMITS
     in_use: int = 0
+    """At most, if the gate has slots to spare and nobody has counted."""
+    is_costly: bool = False
+    """Whether counting what is held takes long."""
 
     def room(self, now_ms: int) -> "Room":
         if self.gate.closed:
@@ -458,9 +470,16 @@ class GateState(Struct, frozen=True, kw_only=True):
         return starts_left(self.limits, read_window(self.gate.starts), now_ms)
 
     def after(self, count: int, now_ms: int) -> Gate:
-        """The gate once as many more have started, of one that limits starts."""
-        window = pushed(read_window(self.gate.starts), count, self.limits.window_ms, now_ms)
-        return self._with(window, now_ms)
+        """The gate once as many more have started."""
+        gate = structs.replace(self.gate, spare=self._spare_after(count))
+        if not self.limits.rate or not count:
+            return gate
+        window = pushed(read_window(gate.starts), count, self.limits.window_ms, now_ms)
+        return structs.replace(self, gate=gate)._with(window, now_ms)
+
+    def _spare_after(self, count: int) -> int | None:
+        left = self.limits.cap - self.in_use - count
+        return left if left > 0 and self.limits.keeps and self.is_costly else None
 
     def without(self, times_ms: Iterable[int], now_ms: int) -> Gate:
         """The gate without starts that were counted at these times and never began."""

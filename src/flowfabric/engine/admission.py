@@ -384,10 +384,7 @@ class _Admitting(Struct, frozen=True, kw_only=True):
             replay_count=execution.replay_count,
             admitted_at_ms=now_ms,
         )
-        counts = state.limits.rate > 0
-        await tx.save(
-            Changes(updates=(admission, state.after(1, now_ms)) if counts else (admission,))
-        )
+        await tx.save(Changes(updates=(admission, state.after(1, now_ms))))
         await tx.select("trim_admissions", gate_id=self.name.gate_id)
 
 

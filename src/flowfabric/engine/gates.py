@@ -9,6 +9,7 @@ Work without limits pays nothing for that: whether there is any under limits is 
 
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
@@ -196,16 +197,17 @@ class GateRow(Struct, frozen=True, kw_only=True):
     starts: str
     opens_at_ms: int | None
     closed: bool
+    spare: int | None
     window_ms: int
     rate: int
     cap: int
     jitter_ms: int
     keeps: bool
     has_policy: bool
-    leased: int
-    granted: int
-    kept: int
-    admitted: int
+    counted: bool
+    """Or else nothing is: there is no cap, or there are slots to spare."""
+    has_many_routes: bool
+    in_use: int
     now_ms: int
 
     @property
@@ -219,21 +221,31 @@ class GateRow(Struct, frozen=True, kw_only=True):
                 starts=self.starts,
                 opens_at_ms=self.opens_at_ms,
                 closed=self.closed,
+                spare=self.spare,
             ),
             limits=gates.Limits(
                 window_ms=self.window_ms, rate=self.rate, cap=self.cap, keeps=self.keeps
             ),
-            in_use=self.leased + self.granted + self.kept + self.admitted,
+            in_use=self.in_use if self.counted or self.spare is None else self.cap - self.spare,
+            is_costly=self.spare is not None
+            or self.has_many_routes
+            or self.in_use > COUNTED_EACH_TIME_MAX,
         )
 
 
 async def load(
-    reader: Reader, gate_ids: Sequence[GateId], *, always: bool = False
+    reader: Reader,
+    gate_ids: Sequence[GateId],
+    *,
+    always: bool = False,
+    counted_max: int | None = None,
 ) -> list[GateRow]:
     """Gates as they are now. What is held is counted where it is limited, or `always`."""
     if not gate_ids:
         return []
-    rows = await reader.select("gates_in_use", gate_ids=gate_ids, counts_all=always)
+    rows = await reader.select(
+        "gates_in_use", gate_ids=gate_ids, counts_all=always, counted_max=counted_max
+    )
     return msgspec.convert(rows, list[GateRow], strict=False)
 
 
@@ -261,7 +273,7 @@ async def gate_facts(
 ) -> dict[int, list[gates.GateFacts]]:
     """The gates of routes that have any, with the names of their limits."""
     passed = await routes_gates(reader, route_ids)
-    loaded = await load(reader, sorted({each.gate_id for each in passed}))
+    loaded = await load(reader, sorted({each.gate_id for each in passed}), always=True)
     owners = sorted({(each.owner_id,) for each in loaded})
     policies = await reader.get(gates.QuotaPolicy, owners)
     budgets = await reader.get(Budget, owners)
@@ -320,6 +332,9 @@ QUIET_FACTOR: Final = 10
 """A search through so many routes that found nothing is not repeated before this many times as long
 as it took."""
 REMEMBERED_MAX: Final = 100_000
+COUNTED_EACH_TIME_MAX: Final = 1_000
+"""What a limit that keeps slots counts for each claim; where it is more it remembers what it has to
+spare."""
 
 gated_routes: Final[set[int]] = set()
 """Routes under limits that this process has claimed from: when what runs on them is let go of,
@@ -371,6 +386,7 @@ class FoundRow(Struct, frozen=True, kw_only=True):
     priority: int | None
     resumes: bool | None
     gate_ids: str | None
+    cap_max: int | None
     looked_at: int | None
     steps: int | None
     opens_at_ms: int | None
@@ -508,7 +524,7 @@ class _Claiming:
             # There is none after the last: begin again with the first.
             *found, last = await self._find(tx, 0)
         routes = [each.route for each in found]
-        loaded = await load(tx, _ids(last.gate_ids))
+        loaded = await load(tx, _ids(last.gate_ids), counted_max=last.cap_max)
         now_ms = loaded[0].now_ms if loaded else await tx.now_ms()
         states = {each.gate_id: each.state for each in loaded}
         allowed = gates.allot(routes, states, self._limit, now_ms)
@@ -551,22 +567,33 @@ class _Claiming:
         claimed: Sequence[Row],
     ) -> None:
         """Count what has started, at the time it did."""
-        started: dict[GateId, int] = {}
-        if not any(state.limits.rate for state in states.values()):
+        if not claimed or not any(state.limits.remembers for state in states.values()):
             return
-        for row in claimed:
-            if row["kind"] != HandleKind.RESUMED:
-                for gate_id in routes[int(str(row["route_id"]))].gate_ids:
-                    started[gate_id] = started.get(gate_id, 0) + 1
-        if not started:
-            return
+        started = Counter(
+            gate_id
+            for row in claimed
+            if row["kind"] != HandleKind.RESUMED
+            for gate_id in routes[int(str(row["route_id"]))].gate_ids
+        )
         at_ms = int(str(claimed[0]["lease_expires_at_ms"])) - self._request.lease_ttl_ms
-        counting = [
-            states[gate_id].after(count, at_ms)
-            for gate_id, count in sorted(started.items())
-            if states[gate_id].limits.rate
-        ]
-        await tx.save(Changes(updates=tuple(counting)))
+        await count_starts(tx, states, started, at_ms)
+
+
+async def count_starts(
+    tx: Transaction,
+    states: Mapping[GateId, gates.GateState],
+    started: Mapping[GateId, int],
+    now_ms: int,
+) -> None:
+    """Have gates under lock remember as many starts, and what they have to spare."""
+    after = [
+        (state, state.after(started.get(gate_id, 0), now_ms))
+        for gate_id, state in sorted(states.items())
+        if state.limits.remembers
+    ]
+    changed = tuple(gate for state, gate in after if gate != state.gate)
+    if changed:
+        await tx.save(Changes(updates=changed))
 
 
 def _ids(text: str | None) -> tuple[GateId, ...]:

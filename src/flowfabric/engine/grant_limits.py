@@ -8,7 +8,7 @@ gives that start back.
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import gates, grants, situations
@@ -22,6 +22,7 @@ from flowfabric.engine.gates import (
     STEPS_MAX,
     ClaimQuery,
     FoundRow,
+    count_starts,
     gates_of,
     load,
     routes_gates,
@@ -66,7 +67,7 @@ async def best_limited(tx: Transaction, query: ClaimQuery, after: int) -> Pick:
             steps_max=STEPS_MAX,
         )
         *found, last = msgspec.convert(rows, list[FoundRow], strict=False)
-        loaded = await load(tx, _ids(last.gate_ids))
+        loaded = await load(tx, _ids(last.gate_ids), counted_max=last.cap_max)
         states = {each.gate_id: each.state for each in loaded}
         routes = [each.route for each in found]
         for allowed in gates.allot(routes, states, 1, await tx.now_ms()):
@@ -96,9 +97,15 @@ async def admit(tx: Transaction, execution: Execution) -> None:
     resumes = situations.resumes(execution)
     for state in states.values():
         _check_room(state, execution, now_ms, resumes=resumes)
-    if not resumes:
-        started = [each.after(1, now_ms) for each in states.values() if each.limits.rate]
-        await tx.save(Changes(updates=tuple(started)))
+    await count_starts(tx, states, {} if resumes else dict.fromkeys(states, 1), now_ms)
+
+
+async def pass_by(tx: Transaction, execution: Execution) -> None:
+    """Have the gates of an execution counted again: whoever takes it asks none of them."""
+    gate_ids = await gates_of(tx, execution.route_id)
+    locked = await tx.lock(Gate, [(gate_id,) for gate_id in sorted(gate_ids)])
+    known = [each for each in locked.values() if each.spare is not None]
+    await tx.save(Changes(updates=tuple(structs.replace(each, spare=None) for each in known)))
 
 
 async def give_back_starts(tx: Transaction, subjects: Sequence[Subject]) -> None:

@@ -30,7 +30,13 @@ from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
 from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, combine
 from flowfabric.engine import leases, unit
 from flowfabric.engine.gates import GATES_TOPIC, REMEMBERED_MAX, ClaimQuery
-from flowfabric.engine.grant_limits import admit, best_limited, best_ready, give_back_starts
+from flowfabric.engine.grant_limits import (
+    admit,
+    best_limited,
+    best_ready,
+    give_back_starts,
+    pass_by,
+)
 from flowfabric.engine.parked import find_parked, let_go
 from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Work
@@ -385,7 +391,15 @@ class Grants(unit.Group):
                 subject, ids, ttl_ms, lane=place.lane, force=force, now_ms=timing.now_ms
             )
 
-        return await self._work.claimed(await self._decide(execution_id, decide), ttl_ms)
+        asked = self.shell.check_execution_id(execution_id)
+
+        async def load(tx: Transaction) -> tuple[Subject, grants.Where]:
+            found = await self._about(tx, asked)
+            await pass_by(tx, found[0].execution)
+            return found
+
+        granted = await self.shell.decide_loaded(load, lambda found, timing: decide(*found, timing))
+        return await self._work.claimed(granted, ttl_ms)
 
     def _check_claim(
         self,

@@ -22,6 +22,7 @@ create table quota_policy (
 create table gate (
     gate_id      uuid primary key,
     opens_at_ms  bigint,
+    spare        bigint check (spare > 0),
     closed       boolean not null,
     owner_kind   text not null check (owner_kind in ('quota', 'budget')),
     owner_id     uuid not null,

@@ -26,6 +26,7 @@ create table gate (
     gate_key     text not null,
     starts       text not null,
     opens_at_ms  integer,
+    spare        integer check (spare > 0),
     closed       integer not null check (closed in (0, 1)),
     constraint gate_of_owner unique (owner_id, gate_key)
 ) strict, without rowid;

@@ -1,6 +1,6 @@
 -- Routes under limits with ready work that a worker can do, by id after one, at most `limit` of them;
--- with their gates. The last row has all gates that may be asked, how far it has looked unless to
--- the end, and, where nothing fits, when the next window opens.
+-- with their gates. The last row has all gates that may be asked, the largest of their caps, how far it
+-- has looked unless to the end, and, where nothing fits, when the next window opens.
 --
 -- Leaps from the next route with ready work to the next one that the worker serves, and looks at that
 -- one, in three steps each; so neither idle keys nor those of others cost anything. Passes over what
@@ -85,7 +85,8 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
                                    and x.ready
                                    and x.public_state = 'waiting'
                                    and x.attempt_state = 'attempt_interrupted'))
-                        or (q.active_concurrency_cap > 0
+                        -- What takes longer to count is left to who asks the gates.
+                        or (q.active_concurrency_cap between 1 and 100
                             and g.gate_key <> ''
                             and not (q.while_suspended = 'keep' and exists (
                                 select 1
@@ -95,20 +96,26 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
                                    and x.public_state = 'waiting'
                                    and x.attempt_state = 'attempt_interrupted'))
                             and (select count(*)
-                                   from live as x
-                                  where x.route_id = step.ready_id
-                                    and x.public_state = 'active'
-                                    and not (x.ready and x.public_state = 'waiting')
-                                    and x.ownership_state = 'leased'
-                                    and x.lease_expires_at_ms > :clock)
+                                   from (select 1
+                                           from live as x
+                                          where x.route_id = step.ready_id
+                                            and x.public_state = 'active'
+                                            and not (x.ready and x.public_state = 'waiting')
+                                            and x.ownership_state = 'leased'
+                                            and x.lease_expires_at_ms > :clock
+                                          limit 100))
                                 + case when q.while_suspended = 'keep'
                                        then (select count(*)
-                                               from live as x
-                                              where x.route_id = step.ready_id
-                                                and x.public_state in (
-                                                        'suspended', 'delayed', 'waiting_children')
-                                                and not (x.ready and x.public_state = 'waiting')
-                                                and x.attempt_state = 'attempt_interrupted')
+                                               from (select 1
+                                                       from live as x
+                                                      where x.route_id = step.ready_id
+                                                        and x.public_state in (
+                                                                'suspended', 'delayed',
+                                                                'waiting_children')
+                                                        and not (x.ready
+                                                                 and x.public_state = 'waiting')
+                                                        and x.attempt_state = 'attempt_interrupted'
+                                                      limit 100))
                                        else 0
                                   end
                                 >= q.active_concurrency_cap))),
@@ -140,13 +147,18 @@ with recursive step (phase, route_id, ready_id, wanted_id, fits, steps, taken) a
 select route_id, priority, resumes,
        (select json_group_array(p.gate_id) from gate_route as p where p.route_id = found.route_id)
            as gate_ids,
-       null as looked_at, null as steps, null as opens_at_ms
+       null as cap_max, null as looked_at, null as steps, null as opens_at_ms
   from found
 union all
 select null, null, null,
        (select json_group_array(gate_id)
           from (select distinct p.gate_id
                   from found cross join gate_route as p on p.route_id = found.route_id)),
+       (select max(q.active_concurrency_cap)
+          from found
+         cross join gate_route as p on p.route_id = found.route_id
+         cross join gate as g on g.gate_id = p.gate_id and g.owner_kind = 'quota'
+         cross join quota_policy as q on q.quota_policy_id = g.owner_id),
        case when (select max(taken + fits) < :limit and max(steps) < :steps_max from step)
             then null else (select max(route_id) from step where phase = 0) end,
        (select max(steps) from step),
