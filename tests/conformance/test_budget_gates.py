@@ -370,8 +370,8 @@ async def test_what_waits_for_more_than_is_left_says_so(engine: Engine, given: G
     explained = await engine.explain_execution(waiting)
 
     assert explained.sentence == (
-        "It waits for budget team: 40 tokens left, and somebody waits for 50, reset it or raise its"
-        " limit; 0 ahead."
+        "It waits for budget team: 60 of 100 tokens used: 40 left where 50 are waited for, reset it"
+        " or raise its limit; 0 ahead."
     )
 
 

@@ -94,7 +94,21 @@ async def test_giving_a_reservation_up_is_using_nothing(engine: Engine, given: G
     assert await books(engine) == (0, 0)
 
 
-async def test_using_more_than_was_reserved_counts_if_there_is_room(
+async def test_what_was_given_up_is_reserved_again_by_the_next_who_asks(
+    engine: Engine, given: Given
+) -> None:
+    await engine.create_budget(TEAM)
+    claimed = await given.running()
+    for _ in range(2):
+        assert await reserve(engine, claimed, 60) == Reserved()
+        assert await engine.settle_reservation("team", "call", {}) == UsageCounted()
+    assert await reserve(engine, claimed, 60) == Reserved()
+    assert await books(engine) == (0, 60)
+    await settle(engine, 40)
+    assert await books(engine) == (40, 0)
+
+
+async def test_using_more_than_was_reserved_counts_as_far_as_there_is_room(
     engine: Engine, given: Given
 ) -> None:
     await engine.create_budget(TEAM)
@@ -103,11 +117,11 @@ async def test_using_more_than_was_reserved_counts_if_there_is_room(
     assert await settle(engine, 70) == UsageCounted()
 
     await reserve(engine, claimed, 10, "next")
-    refused = HardBreach(dimension="tokens", current_usage=80, hard_limit=100)
+    refused = HardBreach(dimension="tokens", current_usage=100, hard_limit=100)
     assert await settle(engine, 70, "next") == refused
     assert await settle(engine, 70, "next") == UsageAlreadyApplied(prior_outcome=refused)
 
-    assert await books(engine) == (80, 0)
+    assert await books(engine) == (100, 0)
 
 
 async def test_a_reservation_outlives_a_reset_and_a_lower_limit(

@@ -146,6 +146,22 @@ class Model:
             for name, amount in asked.items()
         )
 
+    def fitting(self, used: Amounts, held: Amounts, leases: Sequence[str]) -> dict[str, int]:
+        """What counts of more than there is room for: it is used up."""
+        reserved = self.reserved(leases)
+        return {
+            name: amount
+            if self.hard.get(name, 0) == 0
+            else min(
+                amount,
+                max(
+                    held.get(name, 0),
+                    self.hard[name] - self.usage.get(name, 0) - reserved[name],
+                ),
+            )
+            for name, amount in used.items()
+        }
+
     def count(self, asked: Amounts) -> None:
         self.usage = plus(self.usage, asked)
 
@@ -309,11 +325,12 @@ class Played:
         if model.fits(beyond, list(self.live)):
             model.count(used)
             assert told == model.judge(used), told
-            model.settled[key] = self.kept(holder)
+            if used:
+                model.settled[key] = self.kept(holder)
             return
         assert isinstance(told, HardBreach), told
         if lease:
-            model.count({name: min(n, held[name]) for name, n in used.items() if name in held})
+            model.count(model.fitting(used, held, list(self.live)) if held else {})
             model.settled[key] = self.kept(holder)
 
     # Steps

@@ -189,6 +189,65 @@ async def test_a_block_counts_what_it_settles_or_all_it_held_or_nothing_if_it_ra
     assert await books(waiting_app) == (142, 0)
 
 
+@pytest.mark.parametrize("fails_in", ["block", "step", "replay"])
+async def test_a_block_that_raised_is_held_and_counted_by_the_next_attempt(
+    waiting_app: App, fails_in: str
+) -> None:
+    app, held = waiting_app, list[dict[str, int]]()
+
+    async def ask(attempt: int) -> int:
+        if attempt == 0:
+            raise ConnectionError("the provider is down")
+        return 40
+
+    @app.task(retry=Retry(max_retries=0 if fails_in == "replay" else 1, delay="10ms"))
+    async def call_model(ctx: Context) -> str:
+        async with ctx.reserve("team", tokens=50) as call:
+            held.append(dict((await app.budgets.status("team")).reserved))
+            if fails_in == "block" and ctx.attempt_index == 0:
+                raise ConnectionError("the provider is down")
+            call.settle(tokens=await ctx.step("ask", ask, ctx.attempt_index))
+        return "ok"
+
+    async with app:
+        await app.budgets.create("team", hard={"tokens": 100})
+        async with working(app):
+            run = await app.submit(call_model)
+            if fails_in == "replay":
+                with pytest.raises(ExecutionFailed):
+                    await run.result(timeout="20s")
+                await app.engine.replay_execution(run.execution_id)
+            assert await run.result(timeout="20s") == "ok"
+        assert held == [{"tokens": 50}, {"tokens": 50}]
+        status = await app.budgets.status("team")
+        assert (status.usage, status.reserved) == ({"tokens": 40}, {})
+
+
+async def test_using_more_than_there_is_room_for_uses_the_budget_up_and_raises_each_time(
+    waiting_app: App,
+) -> None:
+    app, told = waiting_app, list[str]()
+
+    @app.task(retry=Retry(max_retries=2, delay="10ms"))
+    async def call_model(ctx: Context) -> None:
+        try:
+            async with ctx.reserve("team", tokens=100) as call:
+                call.settle(tokens=await ctx.step("ask", lambda: 900))
+        except BudgetExceeded as error:
+            told.append(str(error))
+            raise
+
+    async with app:
+        await app.budgets.create("team", hard={"tokens": 500})
+        async with working(app):
+            run = await app.submit(call_model)
+            with pytest.raises(ExecutionFailed):
+                await run.result(timeout="20s")
+        assert told == ["budget team has no room for 900 tokens: 500 of 500 used"] * 3
+        status = await app.budgets.status("team")
+        assert (status.usage, status.closed) == ({"tokens": 500}, True)
+
+
 async def test_plain_functions_report_and_reserve_too(waiting_app: App) -> None:
     @waiting_app.task
     def call(ctx: Context) -> None:

@@ -262,9 +262,15 @@ def test_a_refused_reservation_leaves_what_was_held() -> None:
         pytest.param({"b": 3}, UsageCounted(), {"a": 1, "b": 3}, id="another dimension"),
         pytest.param(
             {"a": 10},
-            HardBreach(dimension="a", current_usage=8, hard_limit=10),
-            {"a": 8},
-            id="more than there is room for: what was promised counts",
+            HardBreach(dimension="a", current_usage=10, hard_limit=10),
+            {"a": 10},
+            id="more than there is room for: it is used up",
+        ),
+        pytest.param(
+            {"a": 10, "b": 2},
+            HardBreach(dimension="a", current_usage=10, hard_limit=10),
+            {"a": 10, "b": 2},
+            id="more than there is room for in one dimension: all of the others",
         ),
     ],
 )

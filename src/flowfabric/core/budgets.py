@@ -284,7 +284,11 @@ def describe_closed(budget: Budget, now_ms: int) -> str:
         ]
     else:
         left, wanted = room(account, over.dimension) or 0, account.wanted[over.dimension]
-        numbers = [f"{left:,} {over.dimension} left, and somebody waits for {wanted:,}"]
+        held = f", {over.reserved:,} reserved" if over.reserved else ""
+        numbers = [
+            f"{over.current_usage:,} of {over.hard_limit:,} {over.dimension} used{held}:"
+            f" {left:,} left where {wanted:,} are waited for"
+        ]
     if budget.next_reset_at_ms is None:
         numbers.append("reset it or raise its limit")
     else:
@@ -466,19 +470,29 @@ def settle(
     """Count `used` and free `held`.
 
     What was held is counted in any case: it was promised. Where more was used than that, and
-    the rest would pass the limit, the rest is refused as a report would be.
+    the rest would pass the limit, the budget is used up: as much of it counts as fits, and the
+    caller is told. Without anything held it is refused as a report would be.
     """
     freed = structs.replace(account, reserved=_minus(account.reserved, held))
     beyond = {name: n for name, n in used.items() if n > held.get(name, 0)}
     over = _over(freed, beyond)
     if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
-        promised = {name: min(n, held[name]) for name, n in used.items() if name in held}
-        counted = structs.replace(freed, usage=plus(freed.usage, promised))
+        fitting = _fitting(freed, held, used) if held else NOTHING
+        counted = structs.replace(freed, usage=plus(freed.usage, fitting))
         refused = structs.replace(over, current_usage=counted.usage.get(over.dimension, 0))
         return Posting(_breached(counted, over, now_ms), refused)
     if over is not None:
         return report(freed, used, now_ms)
     return _judged(structs.replace(freed, usage=plus(freed.usage, used)), used)
+
+
+def _fitting(freed: Account, held: Amounts, used: Amounts) -> dict[str, int]:
+    """What counts of an amount that passes a limit: what was held, and the room there is."""
+    fitting: dict[str, int] = {}
+    for name, amount in used.items():
+        left = room(freed, name)
+        fitting[name] = amount if left is None else min(amount, max(left, held.get(name, 0)))
+    return fitting
 
 
 def give_back(account: Account, spend: BudgetSpend | None) -> Account:

@@ -264,6 +264,9 @@ class Ledger:
             self._reservations.current.pop(hold_key(entry), None)
         if isinstance(outcome, HardBreach) and held is None:
             return
+        if entry.verb == "settle" and not entry.amounts:
+            # Given up, not settled: the next attempt reserves again.
+            return
         if entry.key is not None and not isinstance(outcome, UsageAlreadyApplied):
             if held is not None:
                 entry = structs.replace(entry, execution_id=held.execution_id)

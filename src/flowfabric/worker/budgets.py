@@ -92,7 +92,7 @@ class BudgetHold:
         self._wait = wait
         self._budget = budget
         self._used: dict[str, int] | None = None
-        self._is_settled = False
+        self._settled: UsageAlreadyApplied | None = None
         self.amounts = amounts
         self.reservation_id = ""
 
@@ -127,8 +127,9 @@ class BudgetHold:
                 wake_at_ms = services.lease.store_now_ms() + WAIT_MS
                 await services.parking.until(wake_at_ms, WAIT_MS / 1_000)
                 services.check()
-            self._is_settled = isinstance(outcome, UsageAlreadyApplied)
-            if not self._is_settled:
+            if isinstance(outcome, UsageAlreadyApplied):
+                self._settled = outcome
+            else:
                 refuse_breach(self._budget, outcome, self.amounts)
             if stored is None:
                 # Every later run reserves again, under the same name.
@@ -142,8 +143,11 @@ class BudgetHold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._is_settled or (error is not None and not isinstance(error, Exception)):
+        if self._settled is not None or (error is not None and not isinstance(error, Exception)):
             # An attempt that was told to stop, or is parked, holds nothing any more.
+            if self._settled is not None and error is None:
+                # Every attempt learns what the first one was told.
+                refuse_breach(self._budget, self._settled, self._used or {})
             return
         used = self._used
         if used is None:
