@@ -21,6 +21,8 @@ from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest, Usage
 from flowfabric.errors import BudgetExceeded, InvalidInput
 
 Posts = GroupCommit[BudgetRequest, BudgetOutcome]
+LimitAmounts = Mapping[str, int | None]
+"""By dimension; None is no limit."""
 
 
 class AppBudgets:
@@ -37,8 +39,8 @@ class AppBudgets:
         self,
         name: str,
         *,
-        hard: Amounts = rules.NOTHING,
-        soft: Amounts = rules.NOTHING,
+        hard: LimitAmounts = rules.NOTHING,
+        soft: LimitAmounts = rules.NOTHING,
         reset_every: Duration | None = None,
         lane: str | None = None,
         task: str | None = None,
@@ -68,9 +70,11 @@ class AppBudgets:
             on_hard_limit=on_hard_limit,
             on_soft_limit=on_soft_limit,
             reset_interval_ms=_interval_ms(reset_every),
-            hard_limits=hard,
-            soft_limits=soft,
+            hard_limits=limit_amounts("hard", hard),
+            soft_limits=limit_amounts("soft", soft),
         )
+        if on_hard_limit == rules.OnHardLimit.CANCEL_FLOW and flow is None:
+            raise InvalidInput("on_hard_limit", "cancel_flow goes with the flow= to cancel")
         await (await self._engine()).create_budget(definition)
         return await self.status(name)
 
@@ -78,17 +82,17 @@ class AppBudgets:
         self,
         name: str,
         *,
-        hard: Amounts | None = None,
-        soft: Amounts | None = None,
+        hard: LimitAmounts | None = None,
+        soft: LimitAmounts | None = None,
         reset_every: Duration | None = None,
         warn_only: bool | None = None,
         on_hard_limit: str | None = None,
         on_soft_limit: str | None = None,
     ) -> BudgetStatus:
-        """Change what is named, at once and for every process; a limit of 0 is none."""
+        """Change what is named, at once and for every process; None takes a limit away."""
         update = BudgetUpdate(
-            hard_limits=hard,
-            soft_limits=soft,
+            hard_limits=None if hard is None else limit_amounts("hard", hard),
+            soft_limits=None if soft is None else limit_amounts("soft", soft),
             enforcement_mode=None if warn_only is None else "warn" if warn_only else "strict",
             on_hard_limit=on_hard_limit,
             on_soft_limit=on_soft_limit,
@@ -148,6 +152,20 @@ def refuse_breach(name: str, outcome: BudgetOutcome, amounts: Amounts) -> None:
             reserved=outcome.reserved,
             limit=outcome.hard_limit,
         )
+
+
+def limit_amounts(field: str, given: object) -> dict[str, int]:
+    """Limits as budgets store them, where 0 is none."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput(field, "must map dimensions to whole numbers", given)
+    for name, amount in given.items():
+        if amount == 0:
+            raise InvalidInput(
+                f"{field}[{name}]",
+                "must be 1 or more, or None for no limit; to stop all runs, pause their lane",
+                amount,
+            )
+    return {name: 0 if amount is None else amount for name, amount in given.items()}
 
 
 def named_amounts(given: Mapping[str, int] | None, more: Mapping[str, int]) -> dict[str, int]:

@@ -14,6 +14,7 @@ A limit has a name; tasks that name the same one share it. With a `key`, each va
 room of its own.
 """
 
+import inspect
 import re
 import string
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -114,13 +115,16 @@ class Limit:
         key: object = self.key
         if not (key is None or isinstance(key, str) or callable(key)):
             raise InvalidInput("key", 'must be text such as "{tenant}", or a function', key)
+        if inspect.iscoroutinefunction(key):
+            raise InvalidInput("key", "must be a plain function: it is asked when submitting", key)
+        if isinstance(key, str) and not self.fields:
+            raise InvalidInput("key", 'must name an argument, such as "{tenant}"', key)
         if self.rate is None and self.concurrency is None:
             raise InvalidInput(
                 "limit", f'{self.name} needs a rate, such as "100/m", or a concurrency'
             )
         if self.concurrency is None and self.spec.limits.keeps:
             raise InvalidInput("while_suspended", "goes with concurrency=10", self.while_suspended)
-        _ = self.fields
 
     @cached_property
     def spec(self) -> QuotaSpec:
@@ -166,6 +170,11 @@ class Limit:
         text = str(value)
         if value is None or text == "":
             raise InvalidInput(where, "must not be empty", value)
+        if not (isinstance(value, str | int | float) or type(value).__str__ is not object.__str__):
+            raise InvalidInput(where, "must be text or a number", value)
+        for name in self.fields if "None" in text else ():
+            if bound.by_name[name] is None:
+                raise InvalidInput(where, f"must not be empty: {name} is None")
         return gates.check_gate_key(text)
 
 
@@ -214,16 +223,38 @@ class TakesArguments(Protocol):
     @property
     def names(self) -> Sequence[str]: ...
 
+    @property
+    def positional(self) -> Sequence[str]:
+        """Those that are passed by position, if all are."""
+        ...
+
     def takes(self, name: str) -> bool: ...
 
 
 def check_keys(name: str, limits: Sequence[Limit], arguments: TakesArguments) -> None:
-    """Refuse a key that names what a task does not take."""
+    """Refuse a key that names what a task does not take, or does not take what a task is given."""
     for limit in limits:
+        if callable(limit.key):
+            _check_takes(name, limit.key, arguments)
         for field in limit.fields:
             if not arguments.takes(field):
                 takes = ", ".join(arguments.names) or "no arguments"
                 raise InvalidInput("key", f"names {field!r}; {name} takes {takes}", limit.key)
+
+
+def _check_takes(name: str, key: Callable[..., object], arguments: TakesArguments) -> None:
+    if not arguments.positional:
+        return
+    try:
+        inspect.signature(key).bind(*arguments.positional)
+    except TypeError as error:
+        takes = ", ".join(arguments.positional)
+        raise InvalidInput(
+            "key", f"must take all arguments of {name} by position, {takes}: {error}", key
+        ) from None
+    except ValueError:
+        # Some functions written in C do not tell what they take.
+        return
 
 
 class LimitStatus(Struct, frozen=True, kw_only=True):

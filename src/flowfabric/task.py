@@ -504,6 +504,13 @@ class Arguments:
                 return parameter.name
         return None
 
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """Those that are passed by position; none if some are not, or any number may be."""
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = self._signature.parameters
+        return self.names if all(parameters[n].kind in by_position for n in self.names) else ()
+
     def takes(self, name: str) -> bool:
         """Whether there is a parameter of this name, or one for any name."""
         kinds = (each.kind for each in self._signature.parameters.values())

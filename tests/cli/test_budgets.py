@@ -51,6 +51,9 @@ def test_budgets_that_are_not_there_and_mistakes(tmp_path: Path) -> None:
     assert run("budgets", "create", "team", "--hard", "many", url=url).status == 2
     assert run("budgets", "create", "team", "--hard", "tokens=-1", url=url).status == 2
     assert run("budgets", "create", "team", "--lane", "a", "--task", "b", url=url).status == 2
+    refused = run("budgets", "create", "team", "--hard", "tokens=0", url=url)
+    assert refused.status == 2
+    assert "tokens=none for no limit" in refused.err
     assert run("budgets", "create", "team", "--hard", "tokens=1", url=url).status == 0
     assert run("budgets", "create", "team", "--hard", "tokens=1", url=url).status == 0
     assert run("budgets", "create", "team", "--hard", "tokens=2", url=url).status == 4

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import uuid
 
 import asyncpg
 import psycopg
@@ -246,6 +247,46 @@ async def test_using_more_than_there_is_room_for_uses_the_budget_up_and_raises_e
         assert told == ["budget team has no room for 900 tokens: 500 of 500 used"] * 3
         status = await app.budgets.status("team")
         assert (status.usage, status.closed) == ({"tokens": 500}, True)
+
+
+async def test_a_worker_says_once_that_a_budget_was_never_created(
+    waiting_app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, name = waiting_app, f"taem-{uuid.uuid4()}"
+
+    @app.task
+    async def call_model(ctx: Context) -> None:
+        async with ctx.reserve(name, tokens=10):
+            pass
+        await ctx.report_usage(name, tokens=1)
+
+    async with app, working(app):
+        for _ in range(2):
+            await (await app.submit(call_model)).result(timeout="20s")
+    said = [each.getMessage() for each in caplog.records if name in each.getMessage()]
+    assert said == [
+        f"budget {name} was never created in namespace default: it counts and limits nothing"
+    ]
+
+
+async def test_a_limit_of_nothing_is_refused_and_none_takes_it_away(waiting_app: App) -> None:
+    async with waiting_app as app:
+        refused = r"\[tokens\]: must be 1 or more, or None for no limit"
+        with pytest.raises(InvalidInput, match=f"hard{refused}"):
+            await app.budgets.create("team", hard={"tokens": 0})
+        await app.budgets.create("team", hard={"tokens": 2}, soft={"tokens": 1})
+        with pytest.raises(InvalidInput, match=f"hard{refused}"):
+            await app.budgets.change("team", hard={"tokens": 0})
+        with pytest.raises(InvalidInput, match=f"soft{refused}"):
+            await app.budgets.change("team", soft={"tokens": 0})
+        status = await app.budgets.change("team", hard={"tokens": None}, soft={"tokens": None})
+        assert (status.hard_limits, status.soft_limits) == ({"tokens": 0}, {"tokens": 0})
+
+
+async def test_a_budget_that_cancels_a_flow_names_it(waiting_app: App) -> None:
+    async with waiting_app as app:
+        with pytest.raises(InvalidInput, match="cancel_flow goes with the flow= to cancel"):
+            await app.budgets.create("team", hard={"tokens": 1}, on_hard_limit="cancel_flow")
 
 
 async def test_plain_functions_report_and_reserve_too(waiting_app: App) -> None:

@@ -345,6 +345,9 @@ async def test_mistakes_are_refused_where_they_are_written() -> None:
 
     async def work(tenant: str) -> None: ...
 
+    async def asked_later(tenant: str) -> str:
+        return tenant
+
     wrong: list[tuple[dict[str, object], str]] = [
         ({"rate_limit": "many"}, "100/m"),
         ({"concurrency": 0}, "concurrency"),
@@ -352,6 +355,11 @@ async def test_mistakes_are_refused_where_they_are_written() -> None:
         ({"concurrency": 1, "key": "{customer}"}, "customer"),
         ({"concurrency": 1, "key": "{"}, "template"),
         ({"concurrency": 1, "key": 5}, "key"),
+        ({"concurrency": 1, "key": ""}, "must name an argument"),
+        ({"concurrency": 1, "key": "tenant"}, "must name an argument"),
+        ({"concurrency": 1, "key": asked_later}, "must be a plain function"),
+        ({"concurrency": 1, "key": lambda tenant, since: tenant}, "must take all arguments"),
+        ({"concurrency": 1, "key": lambda: ""}, "must take all arguments of work by position"),
         ({"while_suspended": "keep"}, "concurrency"),
         ({"rate_limit": "5/s", "while_suspended": "keep"}, "concurrency"),
         ({"concurrency": 1, "while_suspended": "forget"}, "release"),
@@ -374,9 +382,13 @@ async def test_a_key_has_to_have_a_value() -> None:
     async with testing.engine() as app:
 
         @app.task(concurrency=1, key="{tenant}")
-        async def sync(tenant: str) -> None: ...
+        async def sync(tenant: str | None) -> None: ...
 
-        for tenant, problem in [("", "must not be empty"), ("k" * 300, "key")]:
+        for tenant, problem in [
+            ("", "must not be empty"),
+            (None, "tenant is None"),
+            ("k" * 300, "key"),
+        ]:
             with pytest.raises(InvalidInput, match=problem):
                 await app.submit(sync, tenant)
 
@@ -388,4 +400,10 @@ async def test_a_key_has_to_have_a_value() -> None:
 
         with pytest.raises(InvalidInput, match="could not be made"):
             await app.submit(other, "ann")
+
+        @app.task(concurrency=1, key=lambda tenant: object())
+        async def third(tenant: str) -> None: ...
+
+        with pytest.raises(InvalidInput, match="must be text or a number"):
+            await app.submit(third, "ann")
         assert await app.submitted(sync) == []

@@ -44,6 +44,21 @@ class Amount(click.ParamType[tuple[str, int]]):
             self.fail(f"{value!r} is not of the form tokens=1000", param, ctx)
 
 
+class LimitAmount(Amount):
+    """`tokens=1000`, or `tokens=none` for no limit."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, int]:
+        dimension, _, amount = str(value).rpartition("=")
+        if amount == "none":
+            return dimension, 0
+        converted = super().convert(value, param, ctx)
+        if converted[1] == 0:
+            self.fail(f"{dimension}=none for no limit; to stop runs, pause their lane", param, ctx)
+        return converted
+
+
 class ResetInterval(click.ParamType[int]):
     name = "duration"
 
@@ -54,15 +69,16 @@ class ResetInterval(click.ParamType[int]):
 
 
 AMOUNT: Final = Amount()
+LIMIT: Final = LimitAmount()
 EVERY: Final = click.option(
     "--reset-every",
     type=ResetInterval(),
     help="Start a new period this often, such as 1d; never if omitted.",
 )
 HARD: Final = click.option(
-    "--hard", type=AMOUNT, multiple=True, help="What nothing passes; tokens=0 for no limit."
+    "--hard", type=LIMIT, multiple=True, help="What nothing passes; tokens=none for no limit."
 )
-SOFT: Final = click.option("--soft", type=AMOUNT, multiple=True, help="What reports are told of.")
+SOFT: Final = click.option("--soft", type=LIMIT, multiple=True, help="What reports are told of.")
 MODE: Final = click.option("--mode", type=click.Choice([each.value for each in EnforcementMode]))
 ON_HARD: Final = click.option(
     "--on-hard-limit",

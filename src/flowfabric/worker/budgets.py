@@ -8,6 +8,7 @@ counted already.
 
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from types import TracebackType
 from typing import Final, Self
 
@@ -17,8 +18,10 @@ from flowfabric.budgets import named_amounts, refuse_breach
 from flowfabric.core.budget_terms import check_amounts
 from flowfabric.core.budgets import (
     HardBreach,
+    Reserved,
     SoftBreach,
     UsageAlreadyApplied,
+    UsageCounted,
     describe_soft,
     never_fits,
 )
@@ -131,6 +134,7 @@ class BudgetHold:
                 self._settled = outcome
             else:
                 refuse_breach(self._budget, outcome, self.amounts)
+            _warn(services, self._budget, outcome)
             if stored is None:
                 # Every later run reserves again, under the same name.
                 with services.parking.working():
@@ -251,9 +255,21 @@ async def _report(
 
 
 def _warn(services: Services, budget: str, outcome: BudgetOutcome) -> None:
-    """Log that a budget is above a limit that stops nothing."""
+    """Log that a budget is above a limit that stops nothing, or has none."""
     if isinstance(outcome, SoftBreach):
         log.warning("%s", describe_soft(budget, outcome), extra=services.lease.log_fields)
+    if isinstance(outcome, UsageCounted | SoftBreach | Reserved) and outcome.undeclared:
+        _warn_of_undeclared(services.lease.claimed.namespace, budget)
+
+
+@lru_cache(maxsize=1_000)
+def _warn_of_undeclared(namespace: str, budget: str) -> None:
+    """Once for each, in a process."""
+    log.warning(
+        "budget %s was never created in namespace %s: it counts and limits nothing",
+        budget,
+        namespace,
+    )
 
 
 def _key(services: Services, call: DurableCall) -> str:
