@@ -13,7 +13,7 @@ not stand in line: a hint on its topic runs its sweeps at once, beside the other
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Self
 
@@ -32,6 +32,8 @@ ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""
 LONGEST_SLEEP_S = unit.DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
+SWEEPS_MAX = 10
+"""How often one round sweeps again what has become due meanwhile."""
 URGENT_SLEEP_S = 600.0
 """How long an urgent sweep waits for its hint: the regular round finds what a lost one meant."""
 AFTER_HELD_S = 0.02
@@ -196,15 +198,15 @@ class Supervisor:
         if self._asking_since_s is None:
             self._asking_since_s = asyncio.get_running_loop().time()
         try:
-            waits = await self._next_due()
-            due = due_among(waits)
-            if LEASE_EXPIRY not in due:
-                self._asking_since_s = None
-            for name in due:
-                if self._stopping.is_set():
+            waits, acted = await self._next_due(), True
+            for _ in range(SWEEPS_MAX):
+                due = due_among(waits)
+                if LEASE_EXPIRY not in due:
+                    self._asking_since_s = None
+                if not due or not acted or self._stopping.is_set():
                     break
-                await self._sweep(name)
-            if due:
+                acted = await self._sweep_all(due)
+                # More may have become due meanwhile.
                 waits = await self._next_due()
         except Exception as error:
             _tell(error, f"could not ask what is due; asking again in {AFTER_ERROR_S} s")
@@ -222,19 +224,36 @@ class Supervisor:
         with statements_within(self._patience_s):
             return await self._engine.next_due()
 
+    async def _sweep_all(self, names: Sequence[str]) -> bool:
+        """Run reconcilers one after the other; tell whether any of them did something."""
+        acted = False
+        for name in names:
+            if self._stopping.is_set():
+                break
+            swept = await self._swept(name)
+            acted = acted or (swept is not None and swept.acted > 0)
+        return acted
+
     async def _sweep(self, name: str) -> float:
         """Run one reconciler; tell how soon to look again if nothing is heard until then."""
+        swept = await self._swept(name)
+        if swept is None:
+            return AFTER_ERROR_S
+        return AFTER_HELD_S if swept.held else URGENT_SLEEP_S
+
+    async def _swept(self, name: str) -> Swept | None:
+        """Run one reconciler; None if it failed."""
         try:
             with statements_within(SLOW_PATIENCE_S if name in SLOW else self._patience_s):
                 swept = await _run_one(self._engine, self._sweep_of(name))
         except Exception as error:
             _tell(error, f"reconciler {name} failed; it tries again in {AFTER_ERROR_S} s")
-            return AFTER_ERROR_S
+            return None
         if name == LEASE_EXPIRY:
             self._asking_since_s = None
         for failure in swept.failures:
             log.error("reconciler %s: %s", name, failure)
-        return AFTER_HELD_S if swept.held else URGENT_SLEEP_S
+        return swept
 
     def _sweep_of(self, name: str) -> Sweep:
         if name != LEASE_EXPIRY or self._asking_since_s is None:

@@ -1,10 +1,12 @@
 """Reconcilers sleep; whoever makes something due before they wake by themselves wakes them."""
 
+import itertools
+
 import pytest
 
-from flowfabric import Engine
+from flowfabric import Engine, reconcilers
 from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
-from tests.conformance.given import Given
+from tests.conformance.given import WORKER, Given
 
 PATIENCE_S = 10.0
 LONG_MS = DUE_HINT_WITHIN_MS * 10
@@ -30,3 +32,17 @@ async def test_a_delay_that_ends_soon_wakes_them(engine: Engine, given: Given) -
     with engine.store.hints([DUE_TOPIC]) as hints:
         await given.delayed(by_ms=DUE_HINT_WITHIN_MS)
         assert await hints.wait(PATIENCE_S)
+
+
+async def test_what_becomes_due_while_they_work_is_not_taken_for_what_others_hold(
+    engine: Engine, given: Given, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcilers, "AFTER_ERROR_S", 100 * PATIENCE_S)
+    for due_in_ms in range(1, 21):
+        await given.delayed(by_ms=due_in_ms)
+    ticks = itertools.count(given.clock.now_ms())
+    monkeypatch.setattr(given.clock, "now_ms", lambda: next(ticks))
+    async with reconcilers.Supervisor(engine):
+        for _ in range(20):
+            found = await engine.claim("default", max_wait_ms=int(PATIENCE_S * 1_000), **WORKER)
+            assert found is not None
