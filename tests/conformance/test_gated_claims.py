@@ -526,6 +526,19 @@ async def test_reads_tell_the_limit_that_an_execution_waits_for(
     assert first in ids(claimed)
 
 
+async def test_why_names_the_limit_that_holds_up_longest(
+    engine: Engine, given: Given, cap: None, rate: None
+) -> None:
+    slow = "7d9f2c1e-1a1b-4c4d-8e8f-000000000004"
+    await engine.create_quota_policy(slow, window_seconds=3_600, max_requests_per_window=2)
+    every = [gate(), gate(RATE), gate(slow)]
+    (*_, last) = await created(given, 6, gates=every)
+    assert len(await claim(engine)) == 2
+    assert (await engine.explain_execution(last)).remark == (
+        "2 of 2 started in the last 1h, room in 1h"
+    )
+
+
 async def test_why_tells_what_holds_up_limited_work_with_the_numbers(
     engine: Engine, given: Given, clock: SettableClock, rate: None
 ) -> None:

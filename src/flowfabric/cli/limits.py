@@ -109,6 +109,9 @@ async def set_limit(
         while_suspended=while_suspended,
     )
     _show(target, [policy])
+    used = await engine.list_limit_use(policy.quota_policy_id, limit=1)
+    if policy.declared is None and not used.gates:
+        screen.err().print("No program has declared this limit yet: nothing is under it.")
 
 
 @limits.command("reset")

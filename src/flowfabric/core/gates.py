@@ -17,6 +17,7 @@ falls into the same part of the window is one pair at its latest time, so a wind
 many and opens late by at most one part of it.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -619,6 +620,18 @@ class GateFacts(Struct, frozen=True, kw_only=True):
     budget: str = ""
     """How a budget stands, in words."""
     state: GateState
+
+    def holds_until_ms(self, now_ms: int) -> float:
+        """How long it keeps others from starting, as far as that is known; 0 if it does not."""
+        if self.state.gate.closed:
+            return math.inf
+        try:
+            opens_at = opens_at_ms(self.state.limits, read_window(self.state.gate.starts), now_ms)
+        except Corruption:
+            return math.inf
+        if opens_at is not None:
+            return opens_at
+        return 0 if self.state.room(now_ms).slots != 0 else now_ms
 
     def obstacle(self, now_ms: int, *, resumes: bool = False) -> str | None:
         """What keeps an execution from passing it now, if anything does."""

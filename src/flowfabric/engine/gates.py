@@ -271,7 +271,7 @@ async def routes_gates(reader: Reader, route_ids: Collection[int]) -> Sequence[R
 async def gate_facts(
     reader: Reader, route_ids: Collection[int]
 ) -> dict[int, list[gates.GateFacts]]:
-    """The gates of routes that have any, with the names of their limits."""
+    """The gates of routes that have any, the one that holds up longest first."""
     passed = await routes_gates(reader, route_ids)
     loaded = await load(reader, sorted({each.gate_id for each in passed}), always=True)
     owners = sorted({(each.owner_id,) for each in loaded})
@@ -287,8 +287,9 @@ async def gate_facts(
         for policy in (policies.get((each.owner_id,)),)
         for budget in (budgets.get((each.owner_id,)),)
     }
+    until_ms = {each.gate_id: known[each.gate_id].holds_until_ms(each.now_ms) for each in loaded}
     found: dict[int, list[gates.GateFacts]] = {}
-    for each in passed:
+    for each in sorted(passed, key=lambda each: -until_ms.get(each.gate_id, 0)):
         if each.gate_id in known:
             found.setdefault(each.route_id, []).append(known[each.gate_id])
     return found
