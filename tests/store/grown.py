@@ -88,6 +88,7 @@ WAITING = {"created_at_ms": "t.created_at_ms + n"}
 FIRST = WAITING | {"priority": "9000"}
 HELD = LEASED | {"lease_expires_at_ms": "t.created_at_ms + 10000000", "attempt_deadline_ms": "null"}
 LIMIT = "per-tenant"
+TIMEOUT_MS = 60_000
 
 
 def gate(tenant: str) -> GateName:
@@ -118,7 +119,10 @@ class Group:
                 execution_id=make_execution_id(PARTITION, f"{self.salt:08x}{FIRST_UUID[8:]}"),
                 lane_id=self.lane,
                 namespace=self.namespace,
-                policy={"routing_requirements": {"required_capabilities": list(self.needs)}},
+                policy={
+                    "routing_requirements": {"required_capabilities": list(self.needs)},
+                    "timeout_policy": {"attempt_timeout_ms": TIMEOUT_MS},
+                },
                 gates=[gate(self.tenant)] if self.tenant else [],
             )
         )

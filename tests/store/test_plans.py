@@ -68,7 +68,8 @@ POSTGRES_EVENTS = """
     """
 SQLITE_EVENTS = """
     insert into event (occurred_at_ms, execution_id, partition_key, category, event_type, namespace)
-    select {start} + n, uuid_at(randomblob(16), 0), n % 256, 'lease', 'acquired', 'default'
+    select {start} + n, uuid_head(randomblob(16)) || '000000000000', n % 256, 'lease', 'acquired',
+           'default'
       from {rows}
     """
 MANY_GUARDS = """

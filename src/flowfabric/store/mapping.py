@@ -367,8 +367,8 @@ ROUTED: Final = ("namespace", "lane_id", "execution_kind")
 """What its route says of an execution, which stays as long as one that uses it."""
 _COPIED: Final = ("route_id", "created_at_ms")
 """What was asked and stands in the other tables too, for their indexes."""
-_COPIED_LIVE: Final = (*_COPIED, "retention_ms")
-"""And in `live`, so that a completion need not look at what was asked."""
+_COPIED_LIVE: Final = (*_COPIED, "attempt_timeout_ms", "retention_ms")
+"""And in `live`, so that neither a claim nor a completion need look at what was asked."""
 AFTER_THE_END: Final[Mapping[str, object]] = {
     "lifecycle_phase": LifecyclePhase.TERMINAL,
     "ownership_state": OwnershipState.UNOWNED,

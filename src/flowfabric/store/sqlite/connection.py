@@ -117,12 +117,9 @@ _WAL_PAUSE_S: Final = 0.01
 
 _CLAIMING: Final = """
 create temp table claiming (
-    place integer primary key, execution_rowid unique, partition_key, execution_id, kind,
-    reclaim_reason, attempt_type, pending_retry_reason, pending_replay_reason,
-    pending_replay_requested_by, pending_previous_attempt_index, previous_index, namespace,
-    lane_id, execution_kind, attempt_timeout_ms
+    place integer primary key, execution_rowid integer, lease_id, kind, attempt_type
 )"""
-"""Where a claim notes the rows it took, as they were; see `claim_ready.sql`."""
+"""Which rows a claim has chosen; see `claim_ready.sql`."""
 
 _CREATING: Final = """
 create temp table creating (
@@ -134,8 +131,8 @@ create temp table creating (
 
 _COMPLETING: Final = """
 create temp table completing (
-    execution_rowid integer primary key, partition_key, execution_id, attempt_index, lease_epoch,
-    position, result, result_encoding
+    execution_rowid integer primary key, position, lease_epoch, flow_id, awaited, result,
+    result_encoding
 )"""
 """What `complete_leased.sql` ends."""
 
@@ -193,7 +190,7 @@ def _prepare(connection: sqlite3.Connection, path: str, synchronous: Synchronous
         connection.execute(f"pragma {setting}")
     # Newer SQLite has it built in; lists of bytes travel to statements as hexadecimal.
     connection.create_function("unhex", 1, _unhex, deterministic=True)
-    connection.create_function("uuid_at", 2, _uuid_at, deterministic=True)
+    connection.create_function("uuid_head", 1, _uuid_head, deterministic=True)
     for scratch in (_CREATING, _CLAIMING, _COMPLETING, _RENEWING, _TRIMMING, _DOOMED):
         connection.execute(scratch)
 
@@ -218,8 +215,9 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _uuid_at(uuids: bytes, place: int) -> str:
-    return uuid_text(uuids[place * UUID_BYTES : (place + 1) * UUID_BYTES])
+def _uuid_head(uuids: bytes) -> str:
+    """The first uuid up to its last hyphen."""
+    return uuid_text(uuids[:UUID_BYTES])[:-12]
 
 
 def _unhex(text: str | None) -> bytes | None:

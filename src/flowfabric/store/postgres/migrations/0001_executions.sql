@@ -141,6 +141,7 @@ create table live (
     deadline_at_ms                 bigint,
     attempt_deadline_ms            bigint,
     attempt_time_left_ms           bigint,
+    attempt_timeout_ms             bigint,
     retention_ms                   bigint,
     progress_updated_at_ms         bigint,
     last_capability_mismatch_at_ms bigint,

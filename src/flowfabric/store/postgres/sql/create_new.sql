@@ -97,11 +97,11 @@ with clock as materialized (
 ), made as (
     insert into live (
         partition_key, execution_id, route_id, priority, lifecycle_phase, ownership_state,
-        public_state, ready, created_at_ms, retention_ms, eligibility_state, blocking_reason,
-        blocking_detail, delay_until_ms, deadline_at_ms, instance_tag)
+        public_state, ready, created_at_ms, attempt_timeout_ms, retention_ms, eligibility_state,
+        blocking_reason, blocking_detail, delay_until_ms, deadline_at_ms, instance_tag)
     select partition_key, execution_id, route_id, priority, 'runnable', 'unowned',
            (case when until_ms is null then 'waiting' else 'delayed' end)::public_state,
-           until_ms is null, now_ms, nullif(retention_ms, 604800000),
+           until_ms is null, now_ms, attempt_timeout_ms, nullif(retention_ms, 604800000),
            case when until_ms is not null then 'not_eligible_until_time'::eligibility_state end,
            case when until_ms is not null then 'waiting_for_delay'::blocking_reason end,
            'delayed until ' || until_ms, until_ms,

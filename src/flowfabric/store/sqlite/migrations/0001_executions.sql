@@ -125,6 +125,7 @@ create table live (
     deadline_at_ms                 integer,
     attempt_deadline_ms            integer,
     attempt_time_left_ms           integer,
+    attempt_timeout_ms             integer,
     retention_ms                   integer not null,
     pending_retry_reason           text,
     pending_replay_reason          text,

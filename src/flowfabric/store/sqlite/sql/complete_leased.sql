@@ -7,10 +7,8 @@
 delete from temp.completing;
 -- next, for each row
 insert into temp.completing (
-    execution_rowid, partition_key, execution_id, attempt_index, lease_epoch, position, result,
-    result_encoding)
-select e.rowid, e.partition_key, e.execution_id, e.current_attempt_index, e.lease_epoch, :position,
-       :results, :result_encodings
+    execution_rowid, position, lease_epoch, flow_id, awaited, result, result_encoding)
+select e.rowid, :position, e.lease_epoch, e.flow_id, e.awaited, :results, :result_encodings
   from live as e
  where e.partition_key = :partition_keys
    and e.execution_id = :execution_ids
@@ -55,34 +53,37 @@ update attempt
        failure_category = null
  -- The uuid first: the other way round SQLite searches by the partition alone.
  where (execution_id, partition_key, attempt_index) in (
-    select execution_id, partition_key, attempt_index from temp.completing where lease_epoch > 1);
+    select e.execution_id, e.partition_key, e.current_attempt_index
+      from temp.completing as c
+     cross join live as e on e.rowid = c.execution_rowid
+     where c.lease_epoch > 1);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
     attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
-select kind.category, kind.event_type, l.partition_key, l.execution_id, l.flow_id,
-       case when kind.is_lease then l.lease_id end, l.lease_epoch, l.current_attempt_index,
-       case when kind.is_lease then l.worker_instance_id end, kind.reason, route.namespace,
+select 'lease', 'revoked', l.partition_key, l.execution_id, l.flow_id, l.lease_id, l.lease_epoch,
+       l.current_attempt_index, l.worker_instance_id, 'completed', route.namespace,
        l.instance_tag, :clock
   from temp.completing as c
  cross join live as l on l.rowid = c.execution_rowid
- cross join route on route.route_id = l.route_id
- cross join (
-    select 'lease' as category, 'revoked' as event_type, 'completed' as reason, 1 as is_lease
-    union all
-    select 'completion', 'success', null, 0) as kind
- order by c.position, kind.is_lease desc;
+ cross join route on route.route_id = l.route_id;
+-- next
+insert into event (
+    category, event_type, partition_key, execution_id, flow_id, lease_epoch, attempt_index,
+    namespace, instance_tag, occurred_at_ms)
+select 'completion', 'success', l.partition_key, l.execution_id, l.flow_id, l.lease_epoch,
+       l.current_attempt_index, route.namespace, l.instance_tag, :clock
+  from temp.completing as c
+ cross join live as l on l.rowid = c.execution_rowid
+ cross join route on route.route_id = l.route_id;
 -- next
 insert into completion_dispatch (
     partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
 select e.partition_key, e.flow_id, e.execution_id, e.replay_count, 'success', :clock
   from temp.completing as c
  cross join live as e on e.rowid = c.execution_rowid
- where e.flow_id is not null;
+ where c.flow_id is not null;
 -- next
 delete from live where rowid in (select execution_rowid from temp.completing);
 -- next
-select c.position, e.awaited, e.flow_id is not null as in_flow
-  from temp.completing as c
- cross join ending as e
-    on e.partition_key = c.partition_key and e.execution_id = c.execution_id;
+select position, awaited, flow_id is not null as in_flow from temp.completing;

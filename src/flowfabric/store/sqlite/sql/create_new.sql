@@ -82,15 +82,16 @@ insert into live (
     total_attempt_count, current_attempt_index, retry_count, replay_count, lease_reclaim_count,
     worker_deaths, lease_epoch, open_waitpoint_count, signal_count, keeps_signals,
     cancel_requested, join_pending, awaited, awaits_child, created_at_ms, last_transition_at_ms,
-    last_mutation_at_ms, retention_ms, delay_until_ms, deadline_at_ms, instance_tag)
+    last_mutation_at_ms, attempt_timeout_ms, retention_ms, delay_until_ms, deadline_at_ms,
+    instance_tag)
 select cast(substr(k.value ->> 'execution_ids', 5) as integer),
        substr(k.value ->> 'execution_ids', -36), t.route_id, t.priority, 'runnable', 'unowned',
        iif(t.until_ms is null, 'eligible_now', 'not_eligible_until_time'),
        iif(t.until_ms is null, 'waiting_for_worker', 'waiting_for_delay'),
        coalesce('delayed until ' || t.until_ms, ''), 'pending_first_attempt',
        iif(t.until_ms is null, 'waiting', 'delayed'), t.until_ms is null,
-       0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :clock, :clock, :clock, t.retention_ms,
-       t.until_ms, t.deadline_at_ms, t.instance_tag
+       0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, :clock, :clock, :clock,
+       t.attempt_timeout_ms, t.retention_ms, t.until_ms, t.deadline_at_ms, t.instance_tag
   from json_each(:rows) as k
  cross join temp.creating as t on t.place = cast(substr(:places, k.key + 1, 1) as integer);
 -- next
