@@ -29,6 +29,7 @@ from django.urls import path
 from django.views.decorators.http import require_POST
 
 from flowfabric import App, Context, Frame
+from flowfabric.core.signals import SignalDuplicate
 from flowfabric.errors import FlowFabricError
 
 URL: Final = os.environ.get("FLOWFABRIC_URL", "sqlite:///newsroom.db")
@@ -164,10 +165,11 @@ def decide(request: HttpRequest, token: str) -> HttpResponse:
         return HttpResponse(f"<!doctype html><form method=post>{buttons}</form>")
     decision = request.POST["decision"]
     try:
-        app.blocking.signals.deliver(token, "decided", decision, idempotency_key="link")
+        told = app.blocking.signals.deliver(token, "decided", decision, idempotency_key="link")
     except FlowFabricError as error:
         return JsonResponse({"detail": str(error)}, status=error.http_status)
-    return JsonResponse({"decision": decision})
+    # Of two clicks the first counts.
+    return JsonResponse({"decision": decision, "counts": not isinstance(told, SignalDuplicate)})
 
 
 urlpatterns = [

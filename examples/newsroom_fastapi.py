@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from flowfabric import App, Context, Frame
+from flowfabric.core.signals import SignalDuplicate
 from flowfabric.errors import FlowFabricError
 
 URL: Final = os.environ.get("FLOWFABRIC_URL", "sqlite:///newsroom.db")
@@ -159,10 +160,11 @@ async def ask(token: str) -> str:
 
 
 @web.post("/decide/{token}")
-async def decide(token: str, decision: Annotated[str, Form()]) -> dict[str, str]:
+async def decide(token: str, decision: Annotated[str, Form()]) -> dict[str, str | bool]:
     """The token alone says what is decided on; whoever has a wrong one learns nothing."""
     try:
-        await app.signals.deliver(token, "decided", decision, idempotency_key="link")
+        told = await app.signals.deliver(token, "decided", decision, idempotency_key="link")
     except FlowFabricError as error:
         raise HTTPException(error.http_status, str(error)) from error
-    return {"decision": decision}
+    # Of two clicks the first counts.
+    return {"decision": decision, "counts": not isinstance(told, SignalDuplicate)}

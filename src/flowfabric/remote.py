@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn, Self, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -55,6 +56,7 @@ from flowfabric.operations import (
 from flowfabric.outages import ASK_AGAIN, OutageWatch, level_of, patience_s
 from flowfabric.store.base import Body, EventPage, HintListener, ReadBody, Row, UnlockedBody
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
+from flowfabric.store.urls import redact
 from flowfabric.version import __version__
 
 log = open_log(__name__)
@@ -125,11 +127,23 @@ def check_bearer(token: str) -> str:
     return bare
 
 
+def check_address(url: str) -> str:
+    """The URL of a server, which has neither a password nor an impossible port in it."""
+    try:
+        parts = urlsplit(url)
+        named, _ = parts.username or parts.password, parts.port
+    except ValueError as error:
+        raise InvalidInput("url", f"cannot be asked: {error}", redact(url)) from None
+    if named:
+        raise InvalidInput("url", "must be without a user: a server takes a token", redact(url))
+    return url
+
+
 class HttpConnection:
     """The way to one server, on one event loop."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        self.url = url
+        self.url = check_address(url)
         self.server_version = __version__
         headers = {"User-Agent": f"flowfabric/{__version__}", "Content-Type": "application/json"}
         if token is not None:
@@ -275,7 +289,9 @@ class HttpConnection:
             asked = answer.request.headers.get("content-length", "0")
             return PayloadTooLarge("request", refusal.limit_bytes, int(asked))
         if status == 429:
-            return ResourceExhausted(self.url, 1, _retry_after_ms(answer))
+            error = ResourceExhausted(self.url, 1, _retry_after_ms(answer))
+            error.detail, error.args = refusal.error, (refusal.error,)
+            return error
         if status >= 500:
             return Transport(
                 BACKEND,

@@ -110,6 +110,7 @@ async def test_an_article_survives_the_deaths_of_its_worker_and_its_pages(
             assert (await client.get(f"/articles/{article}")).json()["state"] == "written"
             decided = [await client.post(link, data={"decision": "approved"}) for _ in range(2)]
             assert [each.status_code for each in decided] == [200, 200]
+            assert [each.json()["counts"] for each in decided] == [True, False]
             await page.read(client, words)
             stored = (await client.get(f"/articles/{article}")).json()
     assert [word.text for word in page.shown] == DRAFT

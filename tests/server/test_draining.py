@@ -46,6 +46,7 @@ async def test_a_server_that_stops_sends_everybody_to_another(
     assert [each.name for each in last] == ["reconnect"]
     for each in (polled, ready):
         assert (each.status_code, each.json()["code"]) == (503, "unavailable"), each.text
+        assert each.json()["retryable"]
         assert int(each.headers["retry-after"]) > 0
     assert (await live.get("/livez")).status_code == 200
 

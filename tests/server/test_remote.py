@@ -264,6 +264,29 @@ async def test_what_cannot_be_a_token_is_refused_and_not_repeated(url: str, toke
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("http://u:s3cret@127.0.0.1:1", "must be without a user: a server takes a token"),
+        ("http://127.0.0.1:99999", "cannot be asked: Port out of range"),
+    ],
+)
+async def test_an_address_that_cannot_be_is_refused_without_its_password(
+    address: str, says: str
+) -> None:
+    with pytest.raises(errors.InvalidInput, match=f"^url: {says}") as refused:
+        await connect(address, token="ff_x")
+
+    assert "s3cret" not in str(refused.value)
+
+
+async def test_a_server_that_is_asked_too_often_says_so_in_its_own_words(database: Engine) -> None:
+    config = ServerConfig(anybody="without_tokens", requests_max=0)
+    async with serving(database, config) as url:
+        with pytest.raises(errors.ResourceExhausted, match="too many requests in a minute"):
+            await connect(url)
+
+
 async def test_a_token_from_a_file_may_end_with_its_line(url: str, database: Engine) -> None:
     made = await database.create_token("file", scopes=["read"])
 

@@ -215,7 +215,7 @@ async def _overdue(engine: Engine) -> Sequence[Finding]:
     worst = max(late, key=lambda name: late[name])
     most = "" if len(late) == 1 else f", {worst} most,"
     says = f"{', '.join(sorted(late))} overdue{most} by {span(late[worst])}"
-    advice = "Nobody runs the reconcilers; every worker does: flowfabric worker module:app"
+    advice = "Nobody runs the reconcilers: workers at the database, serve or reconcile would."
     return [Finding("timers", Verdict.PROBLEM, says, advice)]
 
 

@@ -18,9 +18,12 @@ from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
 from flowfabric.errors import Unavailable
+from flowfabric.logs import open_log
 from flowfabric.reconcilers import Supervisor
 
 F = TypeVar("F", bound=Callable[..., object])
+log = open_log(__name__)
+
 MISSING: Final = (
     "the HTTP server needs more packages; install them with: pip install 'flowfabric[server]'"
 )
@@ -128,6 +131,9 @@ def serve(
                 yield engine
 
             await serving.check_guarded(connected, listening, insecure=insecure)
+            if insecure:
+                told = "anybody may do everything here, with or without a token"
+                log.warning("--insecure: %s%s", told, "" if listening.is_local else ", from afar")
             if not target.json:
                 screen.err().print(
                     f"serving at http://{host}:{port}, described at /docs", soft_wrap=True

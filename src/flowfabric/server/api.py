@@ -50,7 +50,7 @@ from flowfabric.server.access import (
     Session,
 )
 from flowfabric.server.confinement import ConfinedEngine, Namespaces
-from flowfabric.server.draining import Waiting
+from flowfabric.server.draining import Waiting, stopping
 from flowfabric.server.page import PLACE, DocumentOfRoutes, PageOfRoutes
 from flowfabric.server.problems import (
     AnyRequest,
@@ -155,13 +155,17 @@ class AccessLog(ASGIMiddleware):
         try:
             await next_app(scope, receive, sending)
         finally:
+            # Whose it was, where that is known: ids and names of tokens are no secrets.
+            client, caller = scope.get("client"), scope["state"].get("caller", "-")
             access_log.info(
-                "%s %s %s %d %.1f ms",
+                "%s %s %s %d %.1f ms, %s at %s",
                 request_id(scope),
                 scope.get("method", ""),
                 visible(scope["path"]),
                 status,
                 (time.perf_counter() - started_s) * 1_000,
+                visible(str(caller)),
+                client[0] if client else "-",
             )
 
 
@@ -258,7 +262,7 @@ class Health(Struct):
 )
 async def ready(asked: InSession) -> Health:
     if asked.waiting.is_draining:
-        raise Unavailable("server", "it is stopping")
+        raise stopping()
     await asked.engine.ping()
     return Health(status="ok")
 
@@ -424,6 +428,7 @@ async def provide_session(request: AnyRequest) -> Session:
         caller = await access.caller(presented, address)
         if caller is ANYBODY:
             access.check_page(request.headers.get("host", ""), request.headers.get("origin"))
+    request.scope["state"]["caller"] = caller.name
     engine = state.engine
     if caller.namespace is not None:
         engine = ConfinedEngine(engine, caller.namespace, state.namespaces)

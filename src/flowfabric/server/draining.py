@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from flowfabric.errors import FlowFabricError, ResourceExhausted, Unavailable
+from flowfabric.errors import ErrorClass, FlowFabricError, ResourceExhausted, Unavailable
 from flowfabric.server.problems import Refused
 
 T = TypeVar("T")
@@ -17,6 +17,13 @@ Check = Callable[[], Awaitable[object]]
 """Raises `Refused` when the caller may not wait any more."""
 CHECK_S: Final = 2.0
 """How often those who wait are checked."""
+
+
+def stopping() -> Unavailable:
+    """What is told to those who come, or wait, while the server stops."""
+    error = Unavailable("server", "it is stopping; ask again")
+    error.error_class = ErrorClass.RETRYABLE
+    return error
 
 
 class Places:
@@ -91,7 +98,7 @@ class Waiting:
                 )
                 await _checked(check)
             if not task.done():
-                raise Unavailable("stream_ops", "the server is stopping; ask again")
+                raise stopping()
             return task.result()
         finally:
             place.leave()
