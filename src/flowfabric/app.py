@@ -90,8 +90,8 @@ class App(Feed, Registry):
 
         With `migrate`, opening brings the schema of the database up to date.
         All payloads go through the `codec`, if there is one; see `Codec`.
-        Where `url` leads through PgBouncer in transaction mode, `listen_url` is a way past
-        it, over which each process hears at once what it would otherwise have to ask for.
+        If `url` goes through PgBouncer in transaction mode, set `listen_url` to a direct
+        connection: notifications arrive over it instead of by polling.
         With `http://…` all goes through a server (`flowfabric serve`), which knows the `token`,
         or the one in FLOWFABRIC_TOKEN; settings and codec are those of the server.
         """
@@ -113,7 +113,7 @@ class App(Feed, Registry):
         self.resources = Resources()
         self._middleware: list[Middleware] = []
         self.adopted: list[App] = []
-        """Those whose tasks it runs."""
+        """Apps whose tasks this one runs."""
         self._stand_ins: list[App] = []
         self._config = config
         self._clock = clock
@@ -195,9 +195,9 @@ class App(Feed, Registry):
         `executor="process"` runs a plain function in another process. `keep` and
         `keep_failed` say how long its runs are kept after they have completed, or
         ended in any other way; `EngineConfig` says it for every task. While a hard limit of a
-        `budget` is used up, or of one of several, none of its runs starts. `max_worker_deaths` is
-        how often in a row its worker may die before a run fails: three, unless given. With one,
-        a worker that lets its lease run out because it is slow counts as dead at once.
+        `budget` is used up, or of one of several, none of its runs starts. A run fails after
+        `max_worker_deaths` (default 3) consecutive deaths of its worker. With 1, a worker that
+        merely lets its lease expire counts as dead.
         Several versions of one name stand beside each other: runs stay with the version
         they began with. `rate_limit="100/m"` and `concurrency=10` limit how many of its runs start
         in a time and run at once, over all workers; with `key="{tenant}"`, or a function of the
@@ -274,8 +274,8 @@ class App(Feed, Registry):
         """Called with every task that is submitted through this app."""
 
     @property
-    def _here(self) -> "App":
-        """The app that does what this one is asked to: itself, unless that of a test stands in.
+    def _acting(self) -> "App":
+        """The app that handles calls: this one, or the test app that replaces it.
 
         The latest does; one that nobody has closed ends by itself.
         """
@@ -323,32 +323,32 @@ class App(Feed, Registry):
         transaction: it exists if and when that one commits.
         """
         call, options = read_submission(what, args, given)
-        here = self._here
-        here.meet(call.task)
-        opened = await here._open_unless_closed()
-        (checked,) = opened.submissions.check([call], options, here.namespace)
+        acting = self._acting
+        acting.meet(call.task)
+        opened = await acting._open_unless_closed()
+        (checked,) = opened.submissions.check([call], options, acting.namespace)
         if options.connection is None:
             created = await opened.submissions.submit(checked)
         else:
             (created,) = await opened.engine.create_checked_on(options.connection, [checked])
-        return opened.run_of(call.task, created, here.namespace)
+        return opened.run_of(call.task, created, acting.namespace)
 
     async def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
         chosen, calls = check_options(options), check_calls(calls)
-        here = self._here
+        acting = self._acting
         for task in {call.task: None for call in calls}:
-            here.meet(task)
-        opened = await here._open_unless_closed()
-        checked = opened.submissions.check(calls, chosen, here.namespace)
+            acting.meet(task)
+        opened = await acting._open_unless_closed()
+        checked = opened.submissions.check(calls, chosen, acting.namespace)
         if chosen.connection is None:
             created = await opened.submissions.submit_many(checked)
         else:
             created = await opened.engine.create_checked_on(chosen.connection, checked)
         return [
-            opened.run_of(call.task, each, here.namespace)
+            opened.run_of(call.task, each, acting.namespace)
             for call, each in zip(calls, created, strict=True)
         ]
 
@@ -365,23 +365,23 @@ class App(Feed, Registry):
         With a `flow_id` of your own, building and starting the same flow again adds nothing. All
         its nodes are attached to the `budget`, or to each of several.
         """
-        here = self._here
+        acting = self._acting
         return Flow(
-            here._open_unless_closed,
+            acting._open_unless_closed,
             kind,
-            namespace=here.namespace,
+            namespace=acting.namespace,
             tags=tags,
             flow_id=flow_id,
             budget=budget,
-            meet=here.meet,
+            meet=acting.meet,
         )
 
     def flow_run(self, flow_id: str) -> FlowRun:
         """A flow started elsewhere, by its uuid or your own id. The app must have been opened."""
-        here = self._here
-        opened = here._require()
-        named = named_flow_id(flow_id, here.namespace)
-        return FlowRun(opened, named, namespace=here.namespace, called=flow_id)
+        acting = self._acting
+        opened = acting._require()
+        named = named_flow_id(flow_id, acting.namespace)
+        return FlowRun(opened, named, namespace=acting.namespace, called=flow_id)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
         """The run of an execution submitted elsewhere, by its id in full, its uuid, or your own id.
@@ -389,42 +389,42 @@ class App(Feed, Registry):
         The app must be open, or have been, on an event loop before this one.
         """
         check_task("run", task)
-        here = self._here
-        opened = here._require()
-        checked = opened.engine.named_execution_id(execution_id, here.namespace)
-        return Run(opened, task, checked, namespace=here.namespace, called=execution_id)
+        acting = self._acting
+        opened = acting._require()
+        checked = opened.engine.named_execution_id(execution_id, acting.namespace)
+        return Run(opened, task, checked, namespace=acting.namespace, called=execution_id)
 
     @cached_property
     def blocking(self) -> Blocking:
         """The same without an event loop, for scripts and web frameworks like Django."""
-        return Blocking(self._connect, self.namespace, self.meet, lambda: self._here.blocking)
+        return Blocking(self._connect, self.namespace, self.meet, lambda: self._acting.blocking)
 
     @cached_property
     def signals(self) -> Signals:
         """Signals for executions that wait, and the list of what they wait for."""
-        return Signals(self._open_engine, lambda: self._here.namespace)
+        return Signals(self._open_engine, lambda: self._acting.namespace)
 
     @cached_property
     def budgets(self) -> AppBudgets:
         """What the app's runs may spend: created, reported to and looked at."""
-        return AppBudgets(self._open_engine, lambda: self._here.namespace)
+        return AppBudgets(self._open_engine, lambda: self._acting.namespace)
 
     @cached_property
     def limits(self) -> AppLimits:
         """What limits the app's runs: looked at, and changed without a deploy."""
-        return AppLimits(self._open_engine, lambda: self._here.namespace)
+        return AppLimits(self._open_engine, lambda: self._acting.namespace)
 
     # Opening and closing
 
     @property
     def engine(self) -> Engine:
         """The engine beneath; the app must be open."""
-        return self._here._require().engine
+        return self._acting._require().engine
 
     async def open(self) -> Opened:
         """Connect, if it is not connected yet."""
-        if self._here is not self:
-            return await self._here.open()
+        if self._acting is not self:
+            return await self._acting.open()
         self._closed = False
         if self._opened is not None and self._opened.loop.is_closed():
             self._opened = self._guard = self._opening = None
@@ -446,7 +446,7 @@ class App(Feed, Registry):
 
     async def _open_unless_closed(self) -> Opened:
         """Scripts may submit without opening; after closing, that would leak a connection."""
-        if self._closed and self._opened is None and self._here is self:
+        if self._closed and self._opened is None and self._acting is self:
             raise Unavailable("app", "it has been closed; `async with app:` opens it again")
         return await self.open()
 
@@ -455,7 +455,7 @@ class App(Feed, Registry):
 
         A worker that still runs is stopped first, and hands back what it has.
         """
-        if self._here is not self:
+        if self._acting is not self:
             return  # What stands in for it is closed by the test.
         working = list(self._workers.items())
         for worker, _ in working:
@@ -535,7 +535,7 @@ class App(Feed, Registry):
 
     def _worker(self, opened: Opened, settings: WorkerSettings) -> Worker:
         # A database in memory cannot be opened a second time.
-        in_memory = self._here.url == MEMORY_URL
+        in_memory = self._acting.url == MEMORY_URL
         own: Connect | None = None if in_memory else partial(self._connect, CONNECTIONS_MAX)
         return Worker(
             opened.engine,
@@ -545,7 +545,7 @@ class App(Feed, Registry):
             resources=self.resources,
             middleware=self._middleware,
             connect=own,
-            namespace=self._here.namespace,
+            namespace=self._acting.namespace,
         )
 
     async def _connect(self, pool_max: int | None = None) -> Engine:

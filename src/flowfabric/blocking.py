@@ -50,11 +50,11 @@ class Blocking:
         connect: Callable[[], Awaitable[Engine]],
         namespace: str,
         meet: Callable[[Task[..., object]], None],
-        here: "Callable[[], Blocking] | None" = None,
+        acting: "Callable[[], Blocking] | None" = None,
     ) -> None:
-        """`meet` is told of every task that is submitted; `here` tells who does the work."""
+        """`meet` is told of every task that is submitted; `acting` finds who does the work."""
         self._meet = meet
-        self._here = here
+        self._acting = acting
         self.namespace = namespace
         self._connect = connect
         self._lock = threading.RLock()
@@ -79,43 +79,43 @@ class Blocking:
     def submit(self, what: object, /, *args: object, **given: object) -> "BlockingRun[object]":
         """Store an execution; see `App.submit`."""
         call, options = read_submission(what, args, given)
-        here = self.here
-        here._meet(call.task)
-        opened = here._open()
-        (checked,) = opened.submissions.check([call], options, here.namespace)
+        acting = self.acting
+        acting._meet(call.task)
+        opened = acting._open()
+        (checked,) = opened.submissions.check([call], options, acting.namespace)
         if options.connection is None:
-            created = here.wait(opened.submissions.submit(checked))
+            created = acting.wait(opened.submissions.submit(checked))
         else:
             (created,) = opened.engine.create_checked_on_sync(options.connection, [checked])
-        return BlockingRun(here, opened.run_of(call.task, created, here.namespace))
+        return BlockingRun(acting, opened.run_of(call.task, created, acting.namespace))
 
     def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> "list[BlockingRun[R]]":
         """Submit many calls at once; see `App.submit_many`."""
         chosen, calls = check_options(options), check_calls(calls)
-        here = self.here
+        acting = self.acting
         for task in {call.task: None for call in calls}:
-            here._meet(task)
-        opened = here._open()
-        checked = opened.submissions.check(calls, chosen, here.namespace)
+            acting._meet(task)
+        opened = acting._open()
+        checked = opened.submissions.check(calls, chosen, acting.namespace)
         if chosen.connection is None:
-            created = here.wait(opened.submissions.submit_many(checked))
+            created = acting.wait(opened.submissions.submit_many(checked))
         else:
             created = opened.engine.create_checked_on_sync(chosen.connection, checked)
         return [
-            BlockingRun(here, opened.run_of(call.task, each, here.namespace))
+            BlockingRun(acting, opened.run_of(call.task, each, acting.namespace))
             for call, each in zip(calls, created, strict=True)
         ]
 
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
         """The run of an execution submitted elsewhere; see `App.run`."""
         check_task("run", task)
-        here = self.here
-        opened = here._open()
-        checked = opened.engine.named_execution_id(execution_id, here.namespace)
-        run = Run(opened, task, checked, namespace=here.namespace, called=execution_id)
-        return BlockingRun(here, run)
+        acting = self.acting
+        opened = acting._open()
+        checked = opened.engine.named_execution_id(execution_id, acting.namespace)
+        run = Run(opened, task, checked, namespace=acting.namespace, called=execution_id)
+        return BlockingRun(acting, run)
 
     def events(
         self,
@@ -127,12 +127,12 @@ class Blocking:
         tag: tuple[str, str] | None = None,
     ) -> Iterator[Told]:
         """What happens to the app's executions, as it happens; see `App.events`. Begins at once."""
-        here = self.here
-        opened = here._open()
-        subscription = here.wait(
+        acting = self.acting
+        opened = acting._open()
+        subscription = acting.wait(
             feed.subscribe(
                 opened.engine,
-                here.namespace,
+                acting.namespace,
                 after=after,
                 execution_id=execution_id,
                 task=task,
@@ -140,7 +140,7 @@ class Blocking:
                 tag=tag,
             )
         )
-        return iter(lambda: here.wait(feed.next_told(opened, subscription)), None)
+        return iter(lambda: acting.wait(feed.next_told(opened, subscription)), None)
 
     @property
     def signals(self) -> "BlockingSignals":
@@ -153,13 +153,13 @@ class Blocking:
         return BlockingBudgets(self)
 
     @property
-    def here(self) -> "Blocking":
+    def acting(self) -> "Blocking":
         """What does the work: this, unless a test stands in for its app."""
-        return self if self._here is None else self._here()
+        return self if self._acting is None else self._acting()
 
     def open(self) -> Engine:
         """The engine on the background loop, connected if it was not yet."""
-        return self.here._open().engine
+        return self.acting._open().engine
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the background loop and wait for it."""
@@ -180,7 +180,7 @@ class Blocking:
         engine = self._open().engine
         if connection is None:
             return self.wait(work(engine))
-        return _here(work(engine.on(connection, sync=True)))
+        return _on_this_thread(work(engine.on(connection, sync=True)))
 
     def close(self) -> None:
         """End the background thread. The next call starts another."""
@@ -209,7 +209,7 @@ class Blocking:
             return self._opened
 
 
-def _here(work: Coroutine[object, object, T]) -> T:
+def _on_this_thread(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine on this thread, to which the caller's connection belongs."""
     try:
         asyncio.get_running_loop()
@@ -323,7 +323,7 @@ class BlockingBudgets:
 
     @property
     def _blocking(self) -> Blocking:
-        return self._given.here
+        return self._given.acting
 
     def report(
         self, name: str, amounts: Amounts, *, key: str | None = None, connection: object = None
@@ -356,7 +356,7 @@ class BlockingSignals:
 
     @property
     def _blocking(self) -> Blocking:
-        return self._given.here
+        return self._given.acting
 
     def deliver(
         self,

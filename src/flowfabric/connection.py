@@ -90,7 +90,7 @@ class Opened:
         loop = asyncio.get_running_loop()
         return cls(engine, Submissions(engine), Endings(engine), loop, again)
 
-    async def here(self) -> "Opened":
+    async def on_this_loop(self) -> "Opened":
         """The same on the event loop of the caller."""
         return self if self.again is None else await self.again()
 

@@ -415,7 +415,7 @@ class InvalidClaimGrant(Contention):
 class RateLimitExceeded(Contention, http_status=429):
     """As many have started lately as may. Try again when the window has moved on."""
 class ConcurrencyLimitExceeded(Contention, http_status=429):
-    """As many are in hand as may be at once. Try again when one has ended."""
+    """The limit of concurrent items is reached. Try again when one has ended."""
 class LanePaused(Contention):
     """The lane is paused or disabled and hands out no work. Resume it."""
 class ClaimGrantExpired(Contention):

@@ -111,7 +111,7 @@ class Endings:
         return errors.OperationTimeout(f"waiting for {called}", elapsed_ms, why.sentence)
 
     happens = True
-    """Whether anything happens by itself: not in tests that run work by hand."""
+    """False under `LocalApp` (tests), where work runs only when the test drains it."""
 
     async def is_idle(self) -> bool:
         """Whether nothing will end any more by itself, as in tests that run work by hand."""
@@ -169,7 +169,7 @@ class OpenedApp(Protocol):
     def engine(self) -> Engine: ...
     @property
     def endings(self) -> Endings: ...
-    async def here(self) -> "OpenedApp":
+    async def on_this_loop(self) -> "OpenedApp":
         """The same on the event loop of the caller."""
         ...
 
@@ -210,11 +210,11 @@ class Run(Generic[R_co]):
         not been committed.
         """
         timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1_000
-        opened = await self._here()
+        opened = await self._checked_app()
         return result_of(self.task, await opened.endings.wait(self.execution_id, timeout_s))
 
     async def state(self) -> PublicState:
-        opened = await self._here()
+        opened = await self._checked_app()
         found = await opened.engine.read_execution_state(self.execution_id)
         if found is None:
             raise errors.NotFound("execution", self._called)
@@ -222,7 +222,7 @@ class Run(Generic[R_co]):
 
     async def snapshot(self) -> ExecutionDetails:
         """Everything there is to see of the execution now: steps, attempts and children too."""
-        opened = await self._opened.here()
+        opened = await self._opened.on_this_loop()
         found = await opened.engine.inspect_execution(self.execution_id)
         if found is None or self._namespace not in (None, found.namespace):
             raise errors.NotFound("execution", self._called)
@@ -255,7 +255,7 @@ class Run(Generic[R_co]):
 
     async def summary(self) -> dict[str, object] | None:
         """What its current attempt has summed up with `ctx.summary`; None if it has not."""
-        opened = await self._here()
+        opened = await self._checked_app()
         try:
             index = await opened.engine.read_current_attempt_index(self.execution_id)
         except errors.InvalidInput:
@@ -269,7 +269,7 @@ class Run(Generic[R_co]):
 
     def follow(self, after: str, *, superseded: bool, live: bool) -> Follower:
         async def here() -> tuple[Engine, Endings]:
-            opened = await self._here()
+            opened = await self._checked_app()
             return opened.engine, opened.endings
 
         return Follower(
@@ -282,7 +282,7 @@ class Run(Generic[R_co]):
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
         """End it, whatever it does. Raises `Terminal` when it has ended otherwise before."""
-        opened = await self._here()
+        opened = await self._checked_app()
         try:
             await opened.engine.cancel_execution(self.execution_id, reason=reason)
         except errors.InvalidInput as error:
@@ -309,7 +309,7 @@ class Run(Generic[R_co]):
         raises `WaitpointNotFound`. With `connection=` it is sent if and when that
         connection's transaction commits.
         """
-        opened = await self._opened.here()
+        opened = await self._opened.on_this_loop()
         return await send(
             engine_on(opened.engine, connection),
             self.execution_id,
@@ -325,17 +325,17 @@ class Run(Generic[R_co]):
 
     async def accept_changes(self) -> None:
         """Let it run on although changed code has blocked it; see `Engine.accept_changes`."""
-        opened = await self._here()
+        opened = await self._checked_app()
         await opened.engine.accept_changes(self.execution_id)
 
     async def why(self) -> Explanation:
         """Why it is not running, or how it ended, in one sentence."""
-        opened = await self._here()
+        opened = await self._checked_app()
         return await opened.engine.explain_execution(self.execution_id)
 
-    async def _here(self) -> OpenedApp:
+    async def _checked_app(self) -> OpenedApp:
         """The app, once it is certain that it may see the execution; executions do not move."""
-        opened = self._opened = await self._opened.here()
+        opened = self._opened = await self._opened.on_this_loop()
         if self._namespace is not None:
             await check_namespace(opened.engine, self.execution_id, self._namespace, self._called)
             self._namespace = None

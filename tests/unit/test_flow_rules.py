@@ -24,7 +24,7 @@ from flowfabric.core.flow_joins import (
     derived_edge_id,
     new_flow,
     new_group,
-    settle_flow,
+    with_derived_state,
     with_edges,
     with_last_end,
     with_members,
@@ -107,21 +107,21 @@ def test_a_flow_ends_with_its_last_member(
     flow = count_endings(
         a_flow(node_count=node_count), map(TerminalOutcome, outcomes), spared=spared
     )
-    settled = settle_flow(flow, 5_000, DAY_MS)
+    settled = with_derived_state(flow, 5_000, DAY_MS)
     assert settled.derived_state is state
     ended = state is not FlowState.OPEN
     assert settled.retain_until_ms == (5_000 + DAY_MS if ended else None)
     assert settled.ended_at_ms == (5_000 if ended else None)
     closed = structs.replace(flow, public_flow_state=FlowState.CANCELLED)
     expected = FlowState.CANCELLED if ended or node_count == 0 else FlowState.OPEN
-    assert settle_flow(closed, 5_000, DAY_MS).derived_state is expected
+    assert with_derived_state(closed, 5_000, DAY_MS).derived_state is expected
 
 
 def test_a_member_that_comes_back_opens_the_flow() -> None:
-    ended = settle_flow(
+    ended = with_derived_state(
         count_endings(a_flow(node_count=1), [TerminalOutcome.FAILED]), 5_000, DAY_MS
     )
-    back = settle_flow(count_endings(ended, [TerminalOutcome.FAILED], by=-1), 6_000, DAY_MS)
+    back = with_derived_state(count_endings(ended, [TerminalOutcome.FAILED], by=-1), 6_000, DAY_MS)
     assert back == a_flow(node_count=1)
     spared = count_endings(back, [TerminalOutcome.CANCELLED], spared=1)
     assert count_endings(spared, [TerminalOutcome.CANCELLED], by=-1, spared=1) == back
@@ -138,19 +138,19 @@ def test_an_ended_execution_joins_as_what_it_ended_as() -> None:
 
 def test_a_settled_flow_keeps_the_time_of_its_end_and_the_longest_keep_time() -> None:
     flow = a_flow(node_count=1, members_completed=1, ended_at_ms=4_000, member_retention_ms=9_000)
-    settled = settle_flow(flow, 5_000, 2_000)
+    settled = with_derived_state(flow, 5_000, 2_000)
     assert (settled.ended_at_ms, settled.retain_until_ms) == (4_000, 13_000)
 
 
 def test_the_keep_time_counts_from_the_last_end_however_late_that_is_counted() -> None:
     flow = count_endings(a_flow(node_count=2), [TerminalOutcome.SUCCESS] * 2)
     flow = with_last_end(with_last_end(flow, [3_000]), [1_000, 2_000])
-    settled = settle_flow(flow, 5_000, 2_000)
+    settled = with_derived_state(flow, 5_000, 2_000)
     assert (settled.ended_at_ms, settled.retain_until_ms) == (3_000, 5_000)
     ended = an_execution(
         terminal_outcome=TerminalOutcome.SUCCESS, completed_at_ms=4_000, retention_ms=2_000
     )
-    grown = settle_flow(with_members(settled, [ended], 9_000), 9_000, 2_000)
+    grown = with_derived_state(with_members(settled, [ended], 9_000), 9_000, 2_000)
     assert (grown.ended_at_ms, grown.retain_until_ms) == (4_000, 6_000)
 
 

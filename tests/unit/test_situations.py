@@ -393,7 +393,7 @@ OPERATIONS: dict[Operation, Sequence[Act]] = {
     Operation.SIGNAL: [signal, signal_for_later],
     Operation.PROMOTE: [promote],
     Operation.WAKE: [wake],
-    Operation.SETTLE: [
+    Operation.RESOLVE_JOIN: [
         settle(GroupState.SATISFIED),
         settle(GroupState.SATISFIED, inputs_bytes=11),
         settle(GroupState.IMPOSSIBLE),

@@ -58,8 +58,8 @@ async def test_a_verb_that_a_plain_function_cannot_await_is_refused_at_once(verb
         asyncio.run(looped(ctx))
 
     for task in (mistaken, elsewhere):
-        assert f"ctx.{verb}: has to be awaited" in (reason := await fails(app, task))
-        assert f"writes ctx.blocking.{verb}(…)" in reason
+        assert f"ctx.{verb}: must be awaited" in (reason := await fails(app, task))
+        assert f"use ctx.blocking.{verb}(…)" in reason
 
 
 @pytest.mark.parametrize("verb", ["progress", "emit", "summary", "tags"])

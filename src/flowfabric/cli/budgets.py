@@ -76,9 +76,11 @@ EVERY: Final = click.option(
     help="Start a new period this often, such as 1d; never if omitted.",
 )
 HARD: Final = click.option(
-    "--hard", type=LIMIT, multiple=True, help="What nothing passes; tokens=none for no limit."
+    "--hard", type=LIMIT, multiple=True, help="Limit that is enforced; tokens=none removes it."
 )
-SOFT: Final = click.option("--soft", type=LIMIT, multiple=True, help="What reports are told of.")
+SOFT: Final = click.option(
+    "--soft", type=LIMIT, multiple=True, help="Limit that reports warn about."
+)
 MODE: Final = click.option("--mode", type=click.Choice([each.value for each in EnforcementMode]))
 ON_HARD: Final = click.option(
     "--on-hard-limit",
@@ -88,7 +90,7 @@ ON_HARD: Final = click.option(
 ON_SOFT: Final = click.option(
     "--on-soft-limit",
     type=click.Choice([each.value for each in OnSoftLimit]),
-    help="Whether anybody is told.",
+    help="Whether passing it is reported.",
 )
 
 

@@ -60,7 +60,7 @@ def at_most(flag: str, name: str, default: int, told: str) -> Callable[[F], F]:
     "proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="Believe this proxy who it asks for (X-Forwarded-For); may be repeated.",
+    help="Trust X-Forwarded-For from this proxy; may be repeated.",
 )
 @click.option(
     "--drain",
@@ -143,7 +143,7 @@ def serve(
     return options.OK if asyncio.run(run()) else options.FAILED
 
 
-@click.command("reconcile", short_help="Do what time makes due, without running tasks.")
+@click.command("reconcile", short_help="Run the reconcilers only.")
 @log_level_option
 @options.target_options
 def reconcile(target: options.Target, log_level: str) -> int:

@@ -86,7 +86,7 @@ def _event_row(event: WorkerEvent, now_ms: int) -> tuple[str, ...]:
 @workers.command("dead")
 @click.argument("worker")
 @click.option("--reason", default="", help="Why; it is shown with what it had in hand.")
-@click.option("--keep-leases", is_flag=True, help="Leave it what it has in hand.")
+@click.option("--keep-leases", is_flag=True, help="Do not revoke its leases.")
 @options.on_engine("any")
 async def mark_dead(
     engine: Engine, target: options.Target, worker: str, reason: str, keep_leases: bool

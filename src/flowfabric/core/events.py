@@ -53,7 +53,7 @@ class LeaseEventType(StrEnum):
 class TagEventType(StrEnum):
     ATTACHED = "attached"
     CLEARED = "cleared"
-    """Set to nothing: a key stays once it is there."""
+    """Set to the empty string; tag keys are never removed."""
 
 
 class Event(Struct, frozen=True, kw_only=True):

@@ -405,7 +405,7 @@ def ended_count(flow: FlowRecord) -> int:
     )
 
 
-def settle_flow(flow: FlowRecord, now_ms: int, retention_ms: int) -> FlowRecord:
+def with_derived_state(flow: FlowRecord, now_ms: int, retention_ms: int) -> FlowRecord:
     """The flow with its state derived from its members', and its keep time from their last end."""
     state = _derived_state(flow)
     if state is FlowState.OPEN:

@@ -89,7 +89,7 @@ class Operation(StrEnum):
     SIGNAL = "signal"
     PROMOTE = "time has come"
     WAKE = "others ended"
-    SETTLE = "join decided"
+    RESOLVE_JOIN = "join decided"
     EXPIRE_LEASE = "lease found expired"
     EXPIRE_ATTEMPT = "attempt times out"
     EXPIRE_SUSPENSION = "wait times out"
@@ -191,7 +191,7 @@ RULES: Final[Mapping[Operation, Rule]] = {
     Operation.WAKE: Rule(
         _from((Situation.WAITING_CHILDREN, Situation.PARKED), Situation.RESUMABLE)
     ),
-    Operation.SETTLE: Rule(
+    Operation.RESOLVE_JOIN: Rule(
         {each: (each, *_UNABLE) for each in UNFINISHED}
         | {
             Situation.HELD: (Situation.WAITING, Situation.DELAYED, *_UNABLE),

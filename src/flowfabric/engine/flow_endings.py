@@ -24,7 +24,7 @@ from flowfabric.engine import flow_queue, unit
 from flowfabric.engine.flows import (
     TROUBLE,
     FlowBuilding,
-    Settled,
+    ResolvedEdges,
     check_edge_id,
     endings_of,
     inputs_of,
@@ -47,7 +47,7 @@ FEW = 8
 class Dispatched(Struct, frozen=True, kw_only=True):
     finished: int
     """Endings whose effects are complete."""
-    settled: Settled | None
+    resolved: ResolvedEdges | None
     more: bool
     """Whether dependents are left for another transaction."""
 
@@ -79,7 +79,7 @@ class FlowEndings(FlowBuilding):
         if any(group.cancel_reason is not None for group in resolution.fired):
             return None
         inputs = await passed_to(tx, resolution.fired, resolution.inputs)
-        children = self.released(resolution.fired, inputs, found.subjects, now_ms)
+        children = self.release_changes(resolution.fired, inputs, found.subjects, now_ms)
         own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
         told = self._told(list(found.flows.values()), found.taken, now_ms)
         unit.hint_about(tx, children, now_ms)
@@ -114,7 +114,7 @@ class FlowEndings(FlowBuilding):
     ) -> Swept:
         taken = await flow_queue.take(tx, flows, limit)
         done = await self._dispatch(tx, flows, taken)
-        edges = 0 if done.settled is None else len(done.settled.resolution.edges)
+        edges = 0 if done.resolved is None else len(done.resolved.resolution.edges)
         return Swept(acted=done.finished + edges, full=done.more or len(taken) == limit)
 
     async def _dispatch_one_by_one(self, start: int, limit: int) -> Swept:
@@ -177,16 +177,16 @@ class FlowEndings(FlowBuilding):
         resolved = cascaded = 0
         for _ in range(CASCADE_ROUNDS_MAX):
             done = await self._cascade(asked)
-            if done.settled is not None:
-                resolved += len(done.settled.resolution.edges)
-                cascaded += len(skipped_among(done.settled.children))
+            if done.resolved is not None:
+                resolved += len(done.resolved.resolution.edges)
+                cascaded += len(skipped_among(done.resolved.children))
             if not done.more:
                 break
         return results.CascadeOutcome(resolved=resolved, cascaded_children=cascaded)
 
     async def _cascade(self, execution_id: ExecutionId) -> Dispatched:
         async def body(tx: Transaction) -> Dispatched:
-            nothing = Dispatched(finished=0, settled=None, more=False)
+            nothing = Dispatched(finished=0, resolved=None, more=False)
             key = unit.execution_key(execution_id)
             execution = await tx.get_one(Execution, key)
             if execution is None or execution.flow_id is None:
@@ -228,10 +228,10 @@ class FlowEndings(FlowBuilding):
         more = len(edges) == bounds.DISPATCH_EDGES_MAX
         finished = [each for each in taken if not more or _before(each.row, edges[-1])]
         also = self._told(flows, finished, await tx.now_ms())
-        settled = await self.settle_edges(
+        resolved = await self.resolve_edges(
             tx, edges, {group.downstream_id: group for group in groups.values()}, fresh, also
         )
-        return Dispatched(finished=len(finished), settled=settled, more=more)
+        return Dispatched(finished=len(finished), resolved=resolved, more=more)
 
     def _told(
         self,
@@ -245,7 +245,7 @@ class FlowEndings(FlowBuilding):
             if not each.stale:
                 ended.setdefault(each.row.flow_id, []).append(each)
         counted = tuple(
-            self.settled_flow(flow_queue.counted_in(flow, ended[flow.flow_id]), now_ms)
+            self.with_derived_state(flow_queue.counted_in(flow, ended[flow.flow_id]), now_ms)
             for flow in flows
             if flow.flow_id in ended
         )
@@ -310,17 +310,17 @@ class FlowEndings(FlowBuilding):
     ) -> results.ResolveResult:
         group = await lock_group(tx, edge.downstream_id)
         assert group is not None, "an applied edge has a group"
-        settled = await self.settle_edges(
+        resolved = await self.resolve_edges(
             tx, [edge], {edge.downstream_id: group}, {edge.upstream_id: ending}
         )
         if group.group_state is not flow_records.GroupState.PENDING:
             return results.AlreadyFired()
-        (after,) = settled.resolution.groups
+        (after,) = resolved.resolution.groups
         if after.group_state is flow_records.GroupState.PENDING:
             return results.Pending()
         if after.group_state is flow_records.GroupState.IMPOSSIBLE:
-            return results.Impossible(child_skipped=bool(skipped_among(settled.children)))
-        return results.Satisfied(data_injected=await _injected(tx, settled, edge.downstream_id))
+            return results.Impossible(child_skipped=bool(skipped_among(resolved.children)))
+        return results.Satisfied(data_injected=await _injected(tx, resolved, edge.downstream_id))
 
     # Edges that were never applied
 
@@ -405,11 +405,11 @@ def _before(row: flow_records.CompletionDispatch, last: flow_records.Edge) -> bo
     )
 
 
-async def _injected(tx: Transaction, settled: Settled, child_id: ExecutionId) -> bool:
+async def _injected(tx: Transaction, resolved: ResolvedEdges, child_id: ExecutionId) -> bool:
     """Whether the child, now free to run, got its payload from an upstream."""
     if not any(
         isinstance(e, Execution) and flow_endings.waits_for_worker(e)
-        for e in settled.children.updates
+        for e in resolved.children.updates
     ):
         return False
     inputs = (await inputs_of(tx, [child_id])).get(child_id, {})
@@ -505,7 +505,7 @@ class FlowAudits(FlowBuilding):
             for each in ended
         }
         by_downstream = {group.downstream_id: group for group in groups.values()}
-        await self.settle_edges(tx, untold, by_downstream, endings)
+        await self.resolve_edges(tx, untold, by_downstream, endings)
         return len(untold)
 
     async def _free(
@@ -532,8 +532,8 @@ class FlowAudits(FlowBuilding):
         counted = recounted(flow, await member_counts(tx, flow.flow_id, "count_told_members"))
         if counted == flow:
             return 0
-        settled = self.settled_flow(counted, await tx.now_ms())
-        await tx.save(Changes(updates=(settled,)))
+        derived = self.with_derived_state(counted, await tx.now_ms())
+        await tx.save(Changes(updates=(derived,)))
         return 1
 
 

@@ -191,7 +191,7 @@ class _Building:
         joins = await self._new_joins(tx, flow, {each.execution_id for each in created})
         flow = await self._join(tx, flow, joins)
         now_ms = await tx.now_ms()
-        await tx.save(Changes(updates=(self.engine.settled_flow(flow, now_ms),)))
+        await tx.save(Changes(updates=(self.engine.with_derived_state(flow, now_ms),)))
         return DependenciesAdded(
             members_added=flow.node_count - before.node_count,
             edges_added=flow.edge_count - before.edge_count,
@@ -387,4 +387,4 @@ class _Building:
         passing = {edge.upstream_id for edge in due if edge.data_passing_ref}
         endings = ended | await endings_of(tx, flow.partition_key, sorted(passing))
         groups = {key: self.groups[key] for key in {edge.downstream_id for edge in due}}
-        await self.engine.settle_edges(tx, due, groups, endings)
+        await self.engine.resolve_edges(tx, due, groups, endings)

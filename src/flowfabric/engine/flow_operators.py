@@ -98,7 +98,7 @@ class FlowOperators(FlowBuilding):
             await self._give_up_short_joins(tx, closed)
             members = await self._cancel_members(tx, closed, at_once_max)
             event = flow_endings.flow_cancel_event(closed, len(members), now_ms)
-            closed = self.settled_flow(closed, now_ms)
+            closed = self.with_derived_state(closed, now_ms)
             await tx.save(Changes(updates=(closed,), events=(event,)))
             return results.FlowCancelled(
                 cancellation_policy=policy,
@@ -109,7 +109,8 @@ class FlowOperators(FlowBuilding):
         try:
             return await self.store.transact(body)
         except TROUBLE:
-            # Perhaps with one member alone: the flow is closed, and each has its own turn.
+            # One bad member may have failed the batch. Close the flow now, and let each member be
+            # cancelled in its own transaction.
             return await self.store.transact(lambda tx: body(tx, at_once_max=0))
 
     async def _already_ended(self, tx: Transaction, flow: FlowRecord) -> results.FlowAlreadyEnded:
@@ -565,7 +566,7 @@ class _Replaying:
         )
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
         untold = await tx.lock_one(CompletionDispatch, row_key)
-        after = self.engine.settled_flow(
+        after = self.engine.with_derived_state(
             flow_endings.uncount(flow, execution, untold), timing.now_ms
         )
         gone = tuple(row for row in (untold, self.cancels.pop(key, None)) if row is not None)
@@ -627,10 +628,10 @@ class _Replaying:
             for edge in join.joined.reopened.edges
             if edge.upstream_id in join.succeeded and edge.edge_state is EdgeState.APPLIED
         ]
-        settled = await self.engine.settle_edges(
+        resolved = await self.engine.resolve_edges(
             tx, due, {group.downstream_id: group}, join.succeeded
         )
-        for record in settled.children.updates:
+        for record in resolved.children.updates:
             if isinstance(record, Execution):
                 self.subjects |= await unit.lock_subjects(tx, [record.execution_id])
                 return results.Replayed(public_state=record.public_state)

@@ -275,7 +275,7 @@ class FlowReads(FlowBuilding):
             if flow.node_count == 0:
                 return False
             counted = views.recounted(flow, await member_counts(tx, asked, "count_told_members"))
-            await tx.save(Changes(updates=(self.settled_flow(counted, await tx.now_ms()),)))
+            await tx.save(Changes(updates=(self.with_derived_state(counted, await tx.now_ms()),)))
             return True
 
         return await self.store.transact(body)

@@ -48,7 +48,7 @@ TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
 """How the rows of one member, or a lock on them, can fail a whole batch."""
 
 
-class Settled(Struct, frozen=True, kw_only=True):
+class ResolvedEdges(Struct, frozen=True, kw_only=True):
     """What resolving some edges did."""
 
     resolution: Resolution
@@ -313,24 +313,24 @@ class FlowBuilding(unit.Group):
         flow = await reader.get_one(FlowRecord, key)
         return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
 
-    def settled_flow(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
-        return flow_joins.settle_flow(flow, now_ms, self.shell.config.retention_ms)
+    def with_derived_state(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
+        return flow_joins.with_derived_state(flow, now_ms, self.shell.config.retention_ms)
 
     # Joins
 
-    async def settle_edges(
+    async def resolve_edges(
         self,
         tx: Transaction,
         edges: Iterable[Edge],
         groups: Mapping[ExecutionId, EdgeGroup],
         endings: Mapping[ExecutionId, Ending],
         also: Changes = NO_CHANGES,
-    ) -> Settled:
+    ) -> ResolvedEdges:
         """Resolve edges and release what need not wait any longer; saves `also` along."""
         resolution = resolve_edges(edges, groups, endings, await tx.now_ms())
         own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
         children = await self.fire(tx, resolution.fired, resolution.inputs, combine([own, also]))
-        return Settled(resolution=resolution, children=children)
+        return ResolvedEdges(resolution=resolution, children=children)
 
     async def fire(
         self,
@@ -346,19 +346,19 @@ class FlowBuilding(unit.Group):
             await tx.save(also)
             also = NO_CHANGES
             await enqueue_siblings(tx, sparing)
-        children = await self._release(tx, fired, new_inputs) if fired else NO_CHANGES
+        children = await self._load_and_release(tx, fired, new_inputs) if fired else NO_CHANGES
         await tx.save(combine([also, children]))
         unit.hint_about(tx, children, await tx.now_ms())
         return children
 
-    async def _release(
+    async def _load_and_release(
         self, tx: Transaction, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
     ) -> Changes:
         inputs = await passed_to(tx, fired, new_inputs)
         subjects = await self._waiting(tx, fired, ending=bool(inputs))
-        return self.released(fired, inputs, subjects, await tx.now_ms())
+        return self.release_changes(fired, inputs, subjects, await tx.now_ms())
 
-    def released(
+    def release_changes(
         self,
         fired: Sequence[EdgeGroup],
         inputs: Mapping[ExecutionId, Mapping[str, ExecutionInput]],
@@ -438,7 +438,9 @@ class FlowBuilding(unit.Group):
             if execution.flow_id is not None:
                 return results.AlreadyMember(execution_id=member_id, node_count=flow.node_count)
             now_ms = await tx.now_ms()
-            grown = self.settled_flow(flow_joins.with_members(flow, [execution], now_ms), now_ms)
+            grown = self.with_derived_state(
+                flow_joins.with_members(flow, [execution], now_ms), now_ms
+            )
             member = flow_joins.join_flow(execution, flow, now_ms)
             await tx.save(Changes(updates=(grown, member)))
             return results.Added(execution_id=member_id, new_node_count=grown.node_count)
@@ -559,8 +561,8 @@ class FlowBuilding(unit.Group):
         await tx.save(Changes(updates=(edge, group)))
         endings = await endings_of(tx, edge.partition_key, [edge.upstream_id])
         if endings:
-            settled = await self.settle_edges(tx, [edge], {edge.downstream_id: group}, endings)
-            group = next(iter(settled.resolution.groups), group)
+            resolved = await self.resolve_edges(tx, [edge], {edge.downstream_id: group}, endings)
+            group = next(iter(resolved.resolution.groups), group)
         return results.Applied(unsatisfied_count=group.applied - flow_joins.resolved_count(group))
 
     # Policies

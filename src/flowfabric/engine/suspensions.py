@@ -127,7 +127,7 @@ class Suspensions(unit.Group):
         resume_condition: Condition,
         **options: Unpack[SuspendOptions],
     ) -> SuspendOutcome:
-        """The same for who knows the lease but has no handle."""
+        """`suspend` for a caller that has the lease's fence but no handle."""
         request = checked_request(resume_condition, options)
         given = check_fence_given(fence, source="worker")
         assert given is not None

@@ -70,7 +70,7 @@ class FlowRun:
         A node that never ran, because of how others ended, raises `ExecutionSkipped`.
         """
         run = self.run(node)
-        opened = await self._here()
+        opened = await self._checked_app()
         try:
             return await run.result(timeout)
         except errors.ExecutionSkipped as error:
@@ -89,7 +89,7 @@ class FlowRun:
             raise errors.OperationTimeout(f"waiting for flow {self._called}", elapsed_ms) from None
 
     async def _until_ended(self) -> FlowState:
-        opened = await self._here()
+        opened = await self._checked_app()
         with opened.engine.store.hints([COMPLETION_TOPIC]) as hints:
             while True:
                 state = await self.state()
@@ -108,7 +108,7 @@ class FlowRun:
 
     async def summary(self) -> FlowSummary:
         """How many nodes are in which state."""
-        opened = await self._here()
+        opened = await self._checked_app()
         found = await opened.engine.read_flow_summary(self.flow_id)
         if found is None:
             raise errors.NotFound("flow", self._called)
@@ -126,7 +126,7 @@ class FlowRun:
 
         With `wait`, return once they have ended; raises `OperationTimeout` otherwise.
         """
-        opened = await self._here()
+        opened = await self._checked_app()
         mode = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))
         return await opened.engine.cancel_flow(
             self.flow_id, reason=reason, cancellation_policy=policy, wait=mode
@@ -134,7 +134,7 @@ class FlowRun:
 
     async def view(self) -> FlowGraph:
         """Every node and edge, as they are now."""
-        opened = await self._here()
+        opened = await self._checked_app()
         found = await read_graph(opened.engine, self.flow_id)
         if found is None:
             raise errors.NotFound("flow", self._called)
@@ -149,9 +149,9 @@ class FlowRun:
         console = console or open_console(width=width)
         print_graph(console, await self.view(), every_node=every_node)
 
-    async def _here(self) -> OpenedApp:
+    async def _checked_app(self) -> OpenedApp:
         """The app, once it is certain that it may see the flow; flows do not move."""
-        opened = self._opened = await self._opened.here()
+        opened = self._opened = await self._opened.on_this_loop()
         if self._namespace is not None:
             if await opened.engine.get_flow_namespace(self.flow_id) != self._namespace:
                 raise errors.NotFound("flow", self._called)

@@ -68,7 +68,7 @@ class HeldLease:
 
     @property
     def first_run(self) -> bool:
-        """Whether no run of the handler came before this one, and has left something behind."""
+        """Whether this is the handler's first run, so nothing can be stored yet."""
         return self.handle.kind is HandleKind.FRESH and self.handle.attempt_index == 0
 
     @property

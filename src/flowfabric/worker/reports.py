@@ -123,8 +123,8 @@ class Reports:
 # anything else the attempt reports: before the result of the step that emitted them, before a
 # pause, and before the end. A handler that is far ahead of the store waits.
 #
-# What is refused is told once: by the next word, by the end of the step, or by that of the
-# attempt, which fails. It takes nothing else with it: other frames are stored.
+# A refused frame raises once: at the next emit, at the end of the step, or at the end of the
+# attempt, which then fails. Other frames are stored regardless.
 #
 # A function that runs on after a pause runs from its beginning, and comes again by what it has
 # emitted before. That is not emitted again: everything up to the call at which it paused is

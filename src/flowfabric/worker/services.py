@@ -231,8 +231,8 @@ class Recorder:
 class Services:
     """One attempt's view of them.
 
-    What it is made of knows nothing of it: whatever points back would stay, attempt after
-    attempt, until the garbage collector comes by.
+    Its parts must not refer back to it: a cycle would keep every finished attempt alive until
+    the next garbage collection.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class Services:
         self._recorder = recorder = Recorder(shared, lease, parking)
         self.steps = Journal(recorder.store, recorder.store_later, parking, steps)
 
-    def is_here(self) -> bool:
+    def on_worker_loop(self) -> bool:
         """Whether this is called on the worker's event loop."""
         try:
             return asyncio.get_running_loop() is self._loop
@@ -420,7 +420,7 @@ class Services:
         self.promises.let_go()
 
     async def _tell(self, report: Callable[[], Awaitable[T]]) -> T:
-        """A word to the store that is safe to repeat."""
+        """Make an idempotent call to the engine."""
         check_outside(self.lease)
         await self._recorder.room()
         return await fenced(self.lease, self._shared.reports.send(self.lease, report))
@@ -584,13 +584,13 @@ def _shown(verb: str, args: Sequence[object]) -> str:
 
 
 def check_awaitable(verbs: Verbs, name: str) -> None:
-    if verbs._waits or verbs._services.is_here():
+    if verbs._waits or verbs._services.on_worker_loop():
         return
     if inside_step.get() is None or name in IN_STEPS:
         raise errors.InvalidInput(
             f"ctx.{name}",
-            "has to be awaited on the event loop of the worker; a plain function, which runs in a"
-            f" thread, writes ctx.blocking.{name}(…)",
+            "must be awaited on the worker's event loop; in a plain function use"
+            f" ctx.blocking.{name}(…)",
         )
 
 

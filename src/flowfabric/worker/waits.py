@@ -1,9 +1,9 @@
 """What a task of a handler waits for, where that is no durable call.
 
-There is no asking a task. One that is at a lock, an event or a queue of asyncio, or awaits another
-task of the handler, waits for its like; whatever else a task waits for, a request or a timer,
-is work. Some of it only private parts of asyncio tell, which another version or event loop may not
-have: then nothing is said to be in order.
+asyncio cannot be asked what a task waits for. A task at an asyncio lock, event or queue, or
+awaiting another task of the handler, counts as waiting for a sibling; anything else, a request or
+a timer, counts as work. Where a version of Python or an event loop hides this, the order is
+assumed to be unknown.
 """
 
 import asyncio

@@ -323,7 +323,7 @@ class Connections:
                 self._waiting.remove(turn)
 
     async def _connect_first(self) -> Connection:
-        """A connection for who asks, since there is none that could be given back."""
+        """Open a new connection: none is idle."""
         try:
             return await self._connect_pooled()
         except BaseException:
