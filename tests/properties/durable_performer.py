@@ -9,6 +9,7 @@ import msgspec
 from flowfabric import Context, Retry, Task
 from flowfabric.errors import ExecutionFailed
 from tests.properties.durable_programs import (
+    TELLING,
     Burst,
     Call,
     Caught,
@@ -34,6 +35,29 @@ class World(msgspec.Struct, frozen=True):
     """Fails at first."""
     child: Task[[str, bool], str]
     twin: Task[[str], str]
+
+
+class Hidden:
+    """A branch that nobody can look into: its place alone tells it."""
+
+    def __init__(self, program: Program, path: str) -> None:
+        self._program = program
+        self._path = path
+
+    async def branch(self, performer: "Performer", ctx: Context) -> Value:
+        return await performer.run(ctx, self._program, self._path)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A branch, or a step, that is known by the record it is a method of."""
+
+    path: str
+
+    async def branch(self, performer: "Performer", ctx: Context, programs: list[Program]) -> Value:
+        return await performer.run(ctx, programs[0], self.path)
+
+    async def step(self, effect: Callable[[str, bool], Awaitable[str]], fails: bool) -> str:
+        return await effect(self.path, fails)
 
 
 class Performer:
@@ -71,7 +95,7 @@ class Performer:
     def _order(self, told: Told, count: int) -> list[int]:
         """The order of the code; that of a set, if arguments tell which is which."""
         numbers = list(range(count))
-        if told in ("path", "name"):
+        if told in (*TELLING, "name"):
             self._chance.shuffle(numbers)
         return numbers
 
@@ -103,7 +127,7 @@ class Performer:
         async def known_by_its_arguments(path: str) -> Value:
             return await self.run(ctx, program.branches[number], path)
 
-        async def known_by_its_place() -> Value:
+        async def known_by_what_it_has_bound() -> Value:
             return await self.run(ctx, program.branches[number], path)
 
         async def known_by_its_name() -> Value:
@@ -113,9 +137,13 @@ class Performer:
         if program.how == "named":
             return known_by_its_name()
         if program.told == "place":
-            return known_by_its_place()
+            return Hidden(program.branches[number], path).branch(self, ctx)
         if program.told in ("path", "name"):
             return known_by_its_arguments(path)
+        if program.told == "bound":
+            return known_by_what_it_has_bound()
+        if program.told == "method":
+            return Record(path).branch(self, ctx, [program.branches[number]])
 
         async def known_although_it_changes(_: float | str) -> Value:
             return await self.run(ctx, program.branches[number], path)
@@ -251,6 +279,10 @@ class Performer:
 
         if told in ("path", "name"):
             return ctx.step(path if told == "name" else name, effect, path, fails)
+        if told == "bound":
+            return ctx.step(name, lambda: effect(path, fails))
+        if told == "method":
+            return ctx.step(name, Record(path).step, effect, fails)
         if told == "change":
             return ctx.step(name, changing, str(self._chance.random()))
         return ctx.step(name, nameless)

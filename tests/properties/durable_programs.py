@@ -16,12 +16,14 @@ Verb = Literal[
     "step", "caught", "raises", "flaky", "sleep", "child", "lost child", "uuid", "signal",
     "nothing", "request"
 ]  # fmt: skip
-Told = Literal["place", "change", "path", "name"]
+Told = Literal["place", "change", "path", "bound", "method", "name"]
 How = Literal[
     "gather", "gather all", "group", "named", "as completed", "spawned", "as waited", "timed",
     "first", "beside", "body"
 ]  # fmt: skip
 Value = str | list["Value"]
+TELLING: tuple[Told, ...] = ("path", "bound", "method")
+"""They tell which is which in whatever order they come."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -31,7 +33,8 @@ class Call(msgspec.Struct, frozen=True):
     name: str
     told: Told
     """By what it is told from others of its name: by its place alone, whether or not its
-    arguments change, or by its arguments too. Or it has a name of its own."""
+    arguments change, or by its arguments too, by what its function has bound, or by the record it
+    is a method of. Or it has a name of its own."""
 
 
 class Burst(msgspec.Struct, frozen=True):
@@ -131,12 +134,12 @@ def several(programs: st.SearchStrategy[Program]) -> st.SearchStrategy[tuple[Pro
 
 
 ordered = Family(
-    told=("place", "change", "path"),
+    told=("place", "change", *TELLING),
     safe=("gather", "gather all", "group", "named"),
     failing=("group", "gather all"),
 )
 wild = Family(
-    told=("path", "name"),
+    told=(*TELLING, "name"),
     safe=(
         "gather", "group", "named", "as completed", "spawned", "as waited", "timed", "first",
         "beside", "body"

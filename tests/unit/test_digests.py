@@ -4,16 +4,21 @@ import asyncio
 import dataclasses
 import enum
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import PurePath
 
 import msgspec
 import pytest
 
 from flowfabric.core.journal import firm
-from flowfabric.worker.functions import coroutine_arguments, digest_of, function_digest, opaque_in
+from flowfabric.worker.functions import KnownBy, Parts, known_by, parts_of
+
+
+def digest_of(*values: object) -> str:
+    return known_by(*values).digest
 
 
 class Colour(enum.Enum):
@@ -27,13 +32,26 @@ class Point:
     y: object = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: object
+
+
 class Row(msgspec.Struct):
+    key: str
+
+
+class Key(msgspec.Struct, frozen=True):
     key: str
 
 
 class Opaque:
     def __init__(self, inside: int) -> None:
         self.inside = inside
+
+
+def closing_over(value: object) -> Callable[[], object]:
+    return lambda: value
 
 
 DIFFERENT = [
@@ -59,6 +77,8 @@ DIFFERENT = [
     (Row("a"),),
     (Row("b"),),
     (digest_of,),
+    (PurePath("a"),),
+    (PurePath("b"),),
     (firm,),
     (Opaque(1),),
     ([[1], 2],),
@@ -94,7 +114,19 @@ def test_what_has_no_order_is_read_in_one() -> None:
 
 
 def test_the_inside_of_other_objects_does_not_count() -> None:
-    assert digest_of(Opaque(1)) == digest_of(Opaque(2))
+    one, other = Opaque(1), Opaque(2)
+    assert known_by(one, [other]) == KnownBy(digest_of(other, [one]), (one, other), is_vague=True)
+    assert known_by(one, "a") == KnownBy(digest_of(other, "a"), (one,), is_vague=False)
+
+
+def test_functions_that_know_each_other_are_read_once() -> None:
+    def one() -> object:
+        return other
+
+    def other() -> object:
+        return one
+
+    assert known_by(one) == known_by(one) != known_by(other)
 
 
 def test_endless_and_huge_values_end() -> None:
@@ -111,13 +143,52 @@ async def test_the_arguments_of_a_coroutine_are_those_it_was_called_with() -> No
         await asyncio.sleep(inner)
 
     coroutine = fetch(1, 2, 3, last=4, x=5)
-    assert coroutine_arguments(coroutine) == (1, 4, (2, 3), {"x": 5})
+    assert parts_of(coroutine) == Parts((1, 4, (2, 3), {"x": 5}))
     coroutine.close()
-    assert coroutine_arguments(coroutine) == ()
+    assert parts_of(coroutine) == Parts()
 
 
-def closing_over(value: object) -> Callable[[], object]:
-    return lambda: value
+def branch_of(value: object) -> Callable[[], Coroutine[object, object, object]]:
+    async def branch() -> object:
+        return value
+
+    return branch
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("ada", "bob"), (Frozen("ada"), Frozen("bob")), (closing_over(1), closing_over(2))],
+)
+async def test_what_a_coroutine_has_bound_tells_it_from_others(one: object, other: object) -> None:
+    coroutines = [branch_of(value)() for value in (one, one, other)]
+    first, again, different = (known_by(each) for each in coroutines)
+    assert first == again != different
+    assert (first.opaque, different.opaque) == ((), ())
+    assert known_by(coroutines[0], 1) != known_by(coroutines[2], 1), "also as an argument"
+    for each in coroutines:
+        each.close()
+
+
+def test_what_comes_from_around_a_function_is_second_to_its_arguments() -> None:
+    one, other = known_by(closing_over(1), "ada").digest, known_by(closing_over(2), "ada").digest
+    assert one != other
+    assert firm(one) == firm(other) != firm(known_by(closing_over(1), "bob").digest)
+    assert firm(known_by(partial(int, 1), "ada").digest) != firm(
+        known_by(partial(int, 2), "ada").digest
+    )
+
+
+async def test_a_coroutine_that_has_begun_tells_nothing_but_its_name() -> None:
+    async def branch(value: str) -> None:
+        await asyncio.Event().wait()
+
+    coroutines = [branch("ada"), branch("bob")]
+    for each in coroutines:
+        each.send(None)
+    one, other = (known_by(each) for each in coroutines)
+    assert one == other
+    for each in coroutines:
+        each.close()
 
 
 def inner(value: object) -> Callable[[], object]:
@@ -135,21 +206,24 @@ def inner(value: object) -> Callable[[], object]:
         (inner, Colour.RED, Colour.BLUE),
         (partial(partial, int), "1", "2"),
         (lambda value: value.upper, "ada", "bob"),
+        (closing_over, Frozen("ada"), Frozen("bob")),
+        (closing_over, Key("ada"), Key("bob")),
+        (lambda value: closing_over(closing_over(value)), "ada", "bob"),
+        (partial(partial, partial), closing_over, inner),
     ],
 )
 def test_what_a_function_has_bound_tells_it_from_others(
     bind: Callable[[object], Callable[..., object]], one: object, other: object
 ) -> None:
-    assert function_digest(bind(one), ()) == function_digest(bind(one), ())
-    assert function_digest(bind(one), ()) != function_digest(bind(other), ())
-    assert opaque_in(bind(one)) == ()
+    assert known_by(bind(one)) == known_by(bind(one)) != known_by(bind(other))
+    assert known_by(bind(one)).opaque == ()
 
 
 @pytest.mark.parametrize("one", [["ada"], {"name": "ada"}, Point(1), Opaque(1), bytearray(b"a")])
 def test_what_may_change_while_a_function_has_it_tells_nothing(one: object) -> None:
     other = type(one)(1) if isinstance(one, Point | Opaque) else type(one)()
-    assert function_digest(closing_over(one), ()) == function_digest(closing_over(other), ())
-    assert opaque_in(closing_over(one)) == (one,)
+    assert known_by(closing_over(one)).digest == known_by(closing_over(other)).digest
+    assert known_by(closing_over(one)).opaque == (one,)
 
 
 def test_a_variable_that_a_function_changes_itself_does_not_count() -> None:
@@ -159,16 +233,16 @@ def test_a_variable_that_a_function_changes_itself_does_not_count() -> None:
         nonlocal count
         count += 1
 
-    before = function_digest(function, ())
+    before = known_by(function)
     function()
-    assert function_digest(function, ()) == before
-    assert opaque_in(function) == ()
+    assert known_by(function) == before
+    assert before.opaque == ()
 
 
 def test_a_variable_without_a_value_is_no_obstacle() -> None:
     def function() -> object:
         return later
 
-    assert function_digest(function, ())
+    assert known_by(function).digest
     later = 1
     assert function() == 1

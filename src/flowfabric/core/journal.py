@@ -3,7 +3,7 @@
 A function's calls form *lines*: a line is what one task of the function calls, one
 call after another. The function itself is a line; each task it starts is a line
 of its own, known by the call after which it was started, the name of its
-coroutine, its arguments, and its number among its equals.
+coroutine, its arguments and what it has bound, and its number among its equals.
 
 Within a line a call is known by kind and name. Calls made together, before any of
 them is awaited, are matched together:
@@ -457,7 +457,21 @@ def named_line(parent: str, name: str) -> str:
 
 def line_group(parent: str, fork_key: str) -> str:
     """The place at which lines are started: a line, and the call made there before."""
-    return parent_of_group(_hash(parent)) + _hash(fork_key)[:_PLACE_CHARS]
+    place = parent_of_group(_hash(parent)) + _hash(fork_key)[:_PLACE_CHARS]
+    name = name_of(parent)
+    return f"{place}={name}" if name else place
+
+
+def name_of(line: str) -> str:
+    """The branch with a name in which a line is, the innermost one, in short; empty if in none."""
+    if line.startswith("="):
+        return _hash(line)[:_SHORT_CHARS]
+    return "" if line == ROOT else _group(line).partition("=")[2]
+
+
+def in_any_order(one: str, other: str) -> bool:
+    """Whether two lines are in branches with different names: the code may come to either first."""
+    return "" != name_of(one) != name_of(other) != ""
 
 
 def parent_of_group(group: str) -> str:

@@ -229,7 +229,7 @@ class BlockingBudgetVerbs:
 def _ask(services: Services, verb: str, budget: object) -> DurableCall:
     """Take the place of a call. Amounts are no part of it: another run may have used other ones."""
     name = f"{verb} {check_name('budget', budget, bytes_max=STEP_NAME_BYTES_MAX - 20)}"
-    return services.steps.ask(StepKind.USAGE, name, "")
+    return services.steps.ask(StepKind.USAGE, name)
 
 
 async def _report(

@@ -36,7 +36,7 @@ from flowfabric.task import Call as Submission
 from flowfabric.task import Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
-from flowfabric.worker.functions import digest_of, function_digest, is_cancelled, opaque_in
+from flowfabric.worker.functions import is_cancelled, known_by
 from flowfabric.worker.journal import RESULT_OF, Patch, failure_of, stored_outcome
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
@@ -160,7 +160,7 @@ class Child(Generic[R_co]):
         """
         services = self._services
         name = f"{RESULT_OF}{self.execution_id}"
-        made = self._result(services.steps.ask(StepKind.CHILD, name, ""))
+        made = self._result(services.steps.ask(StepKind.CHILD, name))
         services.promises.add(f"result() of a child of task {self.task.name}", made)
         return made
 
@@ -377,8 +377,8 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     ) -> DurableCall:
         check_step(name, function, given.get("retry"))
         kwargs = {key: value for key, value in given.items() if key != "retry"}
-        digest = function_digest(function, (*args, kwargs))
-        return self._services.steps.ask(StepKind.CALL, name, digest, opaque_in(function))
+        known = known_by(function, *args, kwargs)
+        return self._services.steps.ask(StepKind.CALL, name, known)
 
     async def _step(
         self,
@@ -447,7 +447,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     def sleep(self, duration: Duration) -> Coroutine[object, object, None]:
         """Wait durably. A long sleep releases the worker; the handler runs again after it."""
         sleep_ms = duration_ms("duration", duration)
-        call = self._services.steps.ask(StepKind.SLEEP, "sleep", digest_of(sleep_ms))
+        call = self._services.steps.ask(StepKind.SLEEP, "sleep", known_by(sleep_ms))
         return self._sleep(call, sleep_ms)
 
     async def _sleep(self, call: DurableCall, sleep_ms: int) -> None:
@@ -474,7 +474,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     @on_loop
     def now(self) -> Coroutine[object, object, datetime]:
         """The time by the store's clock; later runs of the handler get the same."""
-        return self._now(self._services.steps.ask(StepKind.NOW, "now", ""))
+        return self._now(self._services.steps.ask(StepKind.NOW, "now"))
 
     async def _now(self, call: DurableCall) -> datetime:
         services = self._services
@@ -490,13 +490,13 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     @on_loop
     def random(self) -> Coroutine[object, object, float]:
         """A number from 0 to 1; later runs of the handler get the same."""
-        call = self._services.steps.ask(StepKind.RANDOM, "random", "")
+        call = self._services.steps.ask(StepKind.RANDOM, "random")
         return self._recorded(call, randomness.random, float)
 
     @on_loop
     def uuid(self) -> Coroutine[object, object, uuids.UUID]:
         """A random uuid; later runs of the handler get the same."""
-        call = self._services.steps.ask(StepKind.UUID, "uuid", "")
+        call = self._services.steps.ask(StepKind.UUID, "uuid")
         return self._recorded(call, uuids.uuid4, uuids.UUID)
 
     async def _recorded(self, call: DurableCall, make: Callable[[], T], as_: type[T]) -> T:
@@ -563,7 +563,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
         self._check_namespace(submission.task)
         arguments = submission.payload if isinstance(what, Submission) else args
         call = self._services.steps.ask(
-            StepKind.SUBMIT, f"submit {submission.task.name}", digest_of(arguments, given)
+            StepKind.SUBMIT, f"submit {submission.task.name}", known_by(arguments, given)
         )
         return self._submit(call, submission, options)
 

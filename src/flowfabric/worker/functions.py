@@ -15,6 +15,7 @@ import importlib
 import inspect
 import multiprocessing
 import os
+import pathlib
 import pickle
 import signal
 import threading
@@ -416,85 +417,115 @@ async def _close(made: object) -> None:
         await closing
 
 
-# A short name for the arguments of a call, by which parallel calls are told apart
+# A short name for the arguments of a call or branch, by which parallel ones are told apart
 #
 # Two digests: one of what stays the same from run to run as a rule, and one that has
 # times, floats and uuids too. Of objects that are no plain values only the type
 # counts. Large arguments are read up to a limit.
 #
-# What a function has bound is an argument as well: the values a lambda or an inner function
-# takes from around it, the object of a method, the arguments of a partial. Of these only what
-# nobody can change counts: a list that is filled meanwhile tells nothing.
+# A function is known by its name and what it has bound: the object of a method, the arguments of a
+# partial, defaults, and the values that an inner function takes from around it. So is a coroutine
+# that has not begun, with its arguments. Of what is bound only what nobody can change counts, and
+# other functions: a list that is filled meanwhile tells nothing. What comes from around a function
+# is either all that tells it from others or, beside arguments that do, whatever it happens to
+# need, such as a counter: then it is in the second digest only.
 
 NODES_MAX: Final = 500
 """Values of one call that are looked at, those inside others included."""
 DEPTH_MAX: Final = 16
 CHARS: Final = 12
 
-_FIRM: Final = (bool, int, str, bytes, bytearray, decimal.Decimal, datetime.timedelta)
+_FIRM: Final = (
+    bool, int, str, bytes, bytearray, decimal.Decimal, datetime.timedelta, pathlib.PurePath
+)  # fmt: skip
 _FLEETING: Final = (float, complex, datetime.date, datetime.time, uuid.UUID)
 _NAMED: Final = (
     type,
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.MethodWrapperType,
 )
-"""Classes and functions: known by their names."""
-_FIXED: Final = (*_FIRM, *_FLEETING, enum.Enum, type(None), type)
+"""Known by their names."""
+_BINDING: Final = (
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.CoroutineType,
+    partial,
+)
+"""Known by their names and what they have bound."""
+_PLAIN: Final = (*_FIRM, *_FLEETING, enum.Enum)
+_FIXED: Final = (*_PLAIN, type(None), type)
 """What nobody can change; a bytearray is none of it."""
 _rebinding: "weakref.WeakKeyDictionary[types.CodeType, frozenset[str]]" = (
     weakref.WeakKeyDictionary()
 )
-_NOTHING: Final = hashlib.sha256(b"").hexdigest()[:CHARS]
 
 
-def digest_of(*values: object) -> str:
+class KnownBy(NamedTuple):
+    """What tells a call or a branch from others of its name."""
+
+    digest: str
     """`firm`, or `firm.full` when some of the values may change from run to run."""
-    if not values:
-        return _NOTHING
+    opaque: tuple[object, ...] = ()
+    """What it has in it and the digest says nothing of."""
+    is_vague: bool = False
+    """It has nothing else in it."""
+
+
+BY_NAME: Final = KnownBy("")
+
+
+def known_by(*values: object) -> KnownBy:
+    """What tells a call by its function and arguments, or a branch by its coroutine."""
     reading = _Reading()
-    full = _digest(reading.text(values, 0))
-    if not reading.fleeting:
-        return full
-    firm = _digest(_Reading(firm_only=True).text(values, 0))
-    return firm if firm == full else f"{firm}.{full}"
+    digest = _digest(reading.text(values, 0))
+    around = not reading.tells
+    if reading.fleeting or (reading.tells_around and not around):
+        firm = _digest(_Reading(firm_only=True, around=around).text(values, 0))
+        digest = digest if firm == digest else f"{firm}.{digest}"
+    vague = bool(reading.opaque) and not (reading.tells or reading.tells_around)
+    return KnownBy(digest, tuple(reading.opaque), vague)
 
 
 def _digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:CHARS]
 
 
-def function_digest(function: Callable[..., object], args: Sequence[object]) -> str:
-    """Of a function with its arguments, and what it has bound."""
-    return digest_of(function, *args, tuple(filter(_is_fixed, bound_in(function))))
+class Parts(NamedTuple):
+    """What a function, or a coroutine that has not begun, brings along."""
+
+    arguments: tuple[object, ...] = ()
+    bound: tuple[object, ...] = ()
+    around: tuple[object, ...] = ()
+    """The values of variables from around it."""
 
 
-def opaque_in(function: Callable[..., object]) -> tuple[object, ...]:
-    """What a function has bound and a digest says nothing of."""
-    return tuple(each for each in bound_in(function) if not _is_fixed(each))
-
-
-def bound_in(function: Callable[..., object]) -> tuple[object, ...]:
-    """What a function brings along beside the arguments it is called with."""
+def parts_of(function: object) -> Parts:
     if isinstance(function, types.FunctionType):
-        defaults, cells = function.__defaults__ or (), function.__closure__
-        return defaults if cells is None else (*defaults, *_closed_over(function.__code__, cells))
+        code, cells = function.__code__, function.__closure__ or ()
+        values = {name: _content(cell) for name, cell in zip(code.co_freevars, cells, strict=True)}
+        return Parts(bound=function.__defaults__ or (), around=_around(code, values))
     if isinstance(function, partial):
-        return (*bound_in(function.func), *function.args, *function.keywords.values())
+        return Parts(bound=(function.func, *function.args, *function.keywords.values()))
     if inspect.ismethod(function):
-        return (*bound_in(function.__func__), function.__self__)
+        return Parts(bound=(function.__func__, function.__self__))
     if inspect.isbuiltin(function):
-        return (function.__self__,)
-    return ()
+        return Parts(bound=(function.__self__,))
+    if not inspect.iscoroutine(function) or function.cr_frame is None or function.cr_suspended:
+        return Parts()
+    code, values = function.cr_code, function.cr_frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    arguments = tuple(values.get(name) for name in code.co_varnames[:count])
+    return Parts(arguments, around=_around(code, values))
 
 
-def _closed_over(code: types.CodeType, cells: tuple[types.CellType, ...]) -> list[object]:
+def _around(code: types.CodeType, values: Mapping[str, object]) -> tuple[object, ...]:
+    if not code.co_freevars:
+        return ()
     changing = _rebound(code)
-    named = zip(code.co_freevars, cells, strict=True)
-    return [_content(cell) for name, cell in named if name not in changing]
+    return tuple(values.get(name) for name in code.co_freevars if name not in changing)
 
 
 def _content(cell: types.CellType) -> object:
@@ -517,26 +548,37 @@ def _is_fixed(value: object) -> bool:
     """Whether a value stays what it is, with all that is inside."""
     if isinstance(value, tuple | frozenset):
         return all(map(_is_fixed, value))
-    return isinstance(value, _FIXED) and not isinstance(value, bytearray)
+    if isinstance(value, _FIXED):
+        return not isinstance(value, bytearray)
+    return _is_frozen(type(value)) and all(
+        _is_fixed(getattr(value, name, None)) for name in _fields(value)
+    )
 
 
-def coroutine_arguments(coroutine: object) -> tuple[object, ...]:
-    """What a coroutine that has not begun was called with; nothing for others."""
-    if not inspect.iscoroutine(coroutine) or coroutine.cr_frame is None:
-        return ()
-    code, values = coroutine.cr_code, coroutine.cr_frame.f_locals
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return tuple(values.get(name) for name in code.co_varnames[:count])
+def _is_frozen(kind: type) -> bool:
+    """Whether it is a class of records that nobody can change."""
+    if issubclass(kind, Struct):
+        return kind.__struct_config__.frozen
+    parameters: object = getattr(kind, "__dataclass_params__", None)
+    return bool(getattr(parameters, "frozen", False))
 
 
 class _Reading:
     """One walk through the arguments of a call."""
 
-    def __init__(self, *, firm_only: bool = False) -> None:
+    def __init__(self, *, firm_only: bool = False, around: bool = True) -> None:
+        """Whether times, floats and uuids are left out, and what comes from around functions."""
         self._firm_only = firm_only
+        self._reads_around = around
+        self._inside_around = 0
         self._nodes = 0
+        self._functions: set[int] = set()
         self.fleeting = False
+        self.tells = False
+        """Arguments have told something that stays the same in every run."""
+        self.tells_around = False
+        """So has what comes from around functions."""
+        self.opaque: list[object] = []
 
     def text(self, value: object, depth: int) -> bytes:
         """The value's type and what it holds, so that no other value has the same text."""
@@ -546,21 +588,53 @@ class _Reading:
             content = b""
         # The usual types first: to ask whether a value is of any other kind takes much longer.
         elif kind is str or kind is int:
+            self._tell()
             content = _text(value)
-        elif isinstance(value, types.FunctionType):
-            content = value.__qualname__.encode()
         elif kind is tuple or kind is dict:
             content = b"".join(self._parts(value, depth + 1))
-        elif isinstance(value, enum.Enum):
-            content = value.name.encode()
-        elif isinstance(value, _FIRM):
-            content = bytes(value) if isinstance(value, bytes | bytearray) else _text(value)
-        elif isinstance(value, _FLEETING):
-            self.fleeting = True
-            content = b"" if self._firm_only else _text(value)
+        elif isinstance(value, _BINDING):
+            content = b"".join(self._function(value, depth + 1))
+        elif isinstance(value, _PLAIN):
+            content = self._plain(value)
         else:
             content = b"".join(self._parts(value, depth + 1))
         return b"%b %d:%b" % (kind.__qualname__.encode(), len(content), content)
+
+    def _tell(self) -> None:
+        if self._inside_around:
+            self.tells_around = True
+        else:
+            self.tells = True
+
+    def _plain(self, value: object) -> bytes:
+        if isinstance(value, _FLEETING):
+            self.fleeting = True
+            return b"" if self._firm_only else _text(value)
+        self._tell()
+        if isinstance(value, enum.Enum):
+            return value.name.encode()
+        return bytes(value) if isinstance(value, bytes | bytearray) else _text(value)
+
+    def _function(self, value: object, depth: int) -> Iterable[bytes]:
+        """Its name and, the first time, its arguments and what it has bound."""
+        yield str(getattr(value, "__qualname__", "")).encode()
+        if id(value) in self._functions:
+            return
+        self._functions.add(id(value))
+        arguments, bound, around = parts_of(value)
+        yield from (self.text(each, depth) for each in arguments)
+        yield from self._fixed(bound, depth)
+        if around and self._reads_around:
+            self._inside_around += 1
+            yield from self._fixed(around, depth)
+            self._inside_around -= 1
+
+    def _fixed(self, bound: tuple[object, ...], depth: int) -> Iterable[bytes]:
+        for each in bound:
+            if isinstance(each, _BINDING) or _is_fixed(each):
+                yield self.text(each, depth)
+            else:
+                self.opaque.append(each)
 
     def _parts(self, value: object, depth: int) -> Iterable[bytes]:
         if isinstance(value, _NAMED):
@@ -577,7 +651,10 @@ class _Reading:
             return self._items(value, depth)
         if isinstance(value, Mapping):
             return self._parts(dict(value), depth)
-        return [self.text(getattr(value, name, None), depth) for name in _fields(value)]
+        fields = _fields(value)
+        if not fields:
+            self.opaque.append(value)
+        return [self.text(getattr(value, name, None), depth) for name in fields]
 
     def _items(self, values: Sequence[object], depth: int) -> Iterable[bytes]:
         """The first of them, and how many there are."""
@@ -589,7 +666,7 @@ def _text(value: object) -> bytes:
     return str(value).encode(errors="surrogatepass")
 
 
-def _fields(value: object) -> Iterable[str]:
+def _fields(value: object) -> Sequence[str]:
     """The fields of a record; none of an object whose inside is its own affair."""
     kind = type(value)
     if isinstance(value, Struct):

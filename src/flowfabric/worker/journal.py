@@ -27,7 +27,7 @@ from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, raise_again
-from flowfabric.worker.functions import is_cancelled
+from flowfabric.worker.functions import BY_NAME, KnownBy, is_cancelled
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import (
     DurableCall,
@@ -210,14 +210,12 @@ class Journal:
 
     # Calls
 
-    def ask(
-        self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...] = ()
-    ) -> DurableCall:
+    def ask(self, kind: StepKind, name: str, known: KnownBy = BY_NAME) -> DurableCall:
         """Take the place of a call. Call it when the verb is called, not when it is awaited."""
         self.check_outside_steps(name)
         if self.closed:
             self._stop_again()
-        return self._line().ask(kind, name, digest, opaque)
+        return self._line().ask(kind, name, known)
 
     def _stop_again(self) -> NoReturn:
         """For a handler that goes on although it was told to stop, and has been caught at it."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from flowfabric.core.journal import (
     BRANCH,
@@ -37,7 +37,7 @@ from flowfabric.core.journal import (
     siblings_key,
 )
 from flowfabric.core.records import Step, StepKind
-from flowfabric.worker.functions import coroutine_arguments, digest_of
+from flowfabric.worker.functions import KnownBy, known_by
 
 
 class TaskActivity:
@@ -92,6 +92,8 @@ class TaskActivity:
 
 
 T = TypeVar("T")
+
+_EFFECTS: Final = (StepKind.CALL, StepKind.SUBMIT)
 
 current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
 inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
@@ -166,8 +168,8 @@ class DurableCall:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
-        "after_key", "asked", "before", "has_result", "holds_line", "key", "kind", "line", "made",
-        "refusal", "refused_as", "step", "took_ms", "work"
+        "after_key", "asked", "before", "begins", "has_result", "holds_line", "key", "kind", "line",
+        "made", "refusal", "refused_as", "step", "took_ms", "work"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -183,6 +185,8 @@ class DurableCall:
         self.work = line.work
         self.holds_line = False
         """The task of its line awaits it: nothing more is called there meanwhile."""
+        self.begins = False
+        """It is the first of its line that has an effect, and its arguments tell which."""
         self.has_result = False
         """What it returns is stored by this run, or is being stored."""
         self.took_ms: int | None = None
@@ -297,6 +301,8 @@ class Line:
         self._open = 0
         self._made = 0
         """How many calls."""
+        self._acts = False
+        """One of them may have an effect."""
         self._active = False
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
@@ -311,38 +317,45 @@ class Line:
 
     # Calling
 
-    def ask(
-        self, kind: StepKind, name: str, digest: str, opaque: tuple[object, ...]
-    ) -> DurableCall:
-        """Take the place of the next call. Call it in the order of the code.
-
-        `opaque` is what the call has in it and its digest says nothing of.
-        """
+    def ask(self, kind: StepKind, name: str, known: KnownBy) -> DurableCall:
+        """Take the place of the next call. Call it in the order of the code."""
         self.journal.asked()
         self._go_on()
-        self.work.ended = self.work.unseen
+        ended, self.work.ended = self.work.ended, self.work.unseen
         self._activate()
         parallel = self._open > 0 or self.work.branches > 0
         quiet = parallel and self._open == 0
-        number = _numbered(self._numbers, name, digest, parallel)
+        number = _numbered(self._numbers, name, known.digest, parallel)
         if not self._burst:
             self._burst = []
             self._bursts.append(self._burst)
             self.before, self.forks = self.forks, Forks(self._burst)
-        equal = _count(self._equals, alike(kind, name, digest))
+        equal = _count(self._equals, alike(kind, name, known.digest))
         made = self.journal.tick()
         self._in_turn = not parallel or (self._in_turn and self._ended_beside <= 1)
         self._ended_beside = self.work.unseen = self.work.unseen if parallel else 0
         after = self._after(parallel, quiet)
         at_once = quiet and after is not None and not self._quiet
-        asked = Asked(kind, name, digest, number, parallel, equal, 1, quiet, at_once, after)
+        asked = Asked(kind, name, known.digest, number, parallel, equal, 1, quiet, at_once, after)
         call = DurableCall(self, kind, asked, made)
-        if opaque and self._quiet:
-            first = self._opaque.setdefault((kind, name, digest), opaque)
-            if any(one is not other for one, other in zip(first, opaque, strict=False)):
-                call.refusal = indistinct(asked)
+        call.refusal = self._indistinct(asked, known, ended)
+        if kind in _EFFECTS:
+            call.begins, self._acts = not (self._acts or known.is_vague), True
         self._burst.append(call)
         return call
+
+    def _indistinct(self, asked: Asked, known: KnownBy, ended: int) -> str:
+        """Why a call or a branch must not run: what differs in it does not tell, and it may come
+        in the order in which branches end that make no calls."""
+        opaque = known.opaque
+        if not opaque:
+            return ""
+        key = asked.kind, asked.name, asked.digest
+        first = self._opaque.get(key, opaque) if ended else opaque
+        if self._quiet and self.work.in_turn:
+            first = self._opaque.setdefault(key, opaque)
+        same = all(one is other for one, other in zip(first, opaque, strict=False))
+        return "" if same else indistinct(asked)
 
     def _after(self, parallel: bool, quiet: bool) -> int | None:
         """What tells a call of another name that came at the same moment in an earlier run."""
@@ -480,7 +493,7 @@ class Line:
         matches = self.journal.lines_at(group).take([each.asked for each in waiting])
         for line, match in zip(waiting, matches, strict=True):
             line._after_key = after_key
-            line.refusal = match.refusal
+            line.refusal = line.refusal or match.refusal
             kept = match.kept
             if kept is None:
                 kept = self._elsewhere(line.asked, group)
@@ -529,13 +542,15 @@ class Line:
         """A line for a task that is being created here."""
         self._go_on()
         label = label_of(getattr(coroutine, "__qualname__", type(coroutine).__name__))
-        digest = digest_of(*coroutine_arguments(coroutine))
+        known = known_by(coroutine)
+        digest = known.digest
         parallel = self._open > 0
         number = _numbered(self.forks.numbers, label, digest, parallel)
         equal = _count(self._equals, alike(BRANCH, label, digest))
         same = _count(self._equals, (BRANCH, label, digest, "same"))
         asked = Asked(BRANCH, label, digest, number, parallel, equal, same)
         made = Line(self.journal, self, asked, self.journal.tick())
+        made.refusal = self._indistinct(asked, known, self.work.ended)
         made.work = TaskActivity(self.work)
         self.forks.waiting.append(made)
         # Not at once: what is started together is in the order of the code.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Set
 from contextvars import Context
 
 from flowfabric.core import journal
-from flowfabric.core.records import Step, StepKind
+from flowfabric.core.records import Step
 from flowfabric.worker import lines, waits
 
 
@@ -77,7 +77,7 @@ class Moves:
             for key in self._untaken - self._forgiven
             # In which order branches with names come is for the code to say.
             if key in self._stored
-            and not (line.is_named and self._stored[key].line.startswith("="))
+            and not journal.in_any_order(line.known_as, self._stored[key].line)
         ]
         return min(left, key=_place, default=None)
 
@@ -130,14 +130,15 @@ class Moves:
         """Why a call that is not stored must not run; empty if it may."""
         asked = call.asked
         alike = self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
+        here = call.line.known_as
         renamed = _may_be_renamed(call, alike)
         elsewhere = {
             step.line
             for step in alike
             if step.step_key in self._untaken and step.step_key not in self._forgiven
-            if renamed or not step.line.startswith("=")
+            if renamed or not journal.in_any_order(here, step.line)
         }
-        elsewhere.discard(call.line.known_as)
+        elsewhere.discard(here)
         if elsewhere:
             going = self._going(call.line)
             for line in sorted(elsewhere):
@@ -155,7 +156,7 @@ class Moves:
                 if step is None or step.line == line.known_as or _is_beside(step):
                     continue
                 # In which order branches with names come is for the code to say.
-                if line.is_named and step.line.startswith("="):
+                if journal.in_any_order(line.known_as, step.line):
                     continue
                 if not journal.may_ask_yet(step.line, going):
                     return step
@@ -190,13 +191,11 @@ def _place(step: Step) -> tuple[float, str]:
 def _may_be_renamed(call: lines.DurableCall, alike: Collection[Step]) -> bool:
     """Whether what is like a call and stored under another name was moved here from there.
 
-    Branches with names may come in any order, and all of them may sleep for as long. But what one
-    of them alone has done, and another does first of all, it does in its place.
+    Branches with names may come in any order, and all of them may sleep for as long. But the effect
+    that one of them alone has had, and another is to have first of all, it has in its place.
     """
-    if not call.line.is_named:
-        return True
-    begins = call.after_key is None and call.kind in (StepKind.CALL, StepKind.SUBMIT)
-    return begins and len({step.line for step in alike}) == 1
+    others = {journal.name_of(step.line) for step in alike} - {""}
+    return call.begins and len(others) == 1
 
 
 def _is_beside(step: Step) -> bool:

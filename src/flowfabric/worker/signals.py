@@ -36,7 +36,7 @@ from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
 from flowfabric.json_values import read_as
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.blame import Blaming
-from flowfabric.worker.functions import digest_of
+from flowfabric.worker.functions import known_by
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.parking import Pause, fitting, unfitting
@@ -416,7 +416,7 @@ class SignalVerbs(Verbs):
         """
         expires_in_ms = duration_ms("expires", expires)
         call = self._services.steps.ask(
-            StepKind.WAITPOINT, f"waitpoint {check_name(name)}", digest_of(expires_in_ms)
+            StepKind.WAITPOINT, f"waitpoint {check_name(name)}", known_by(expires_in_ms)
         )
         return make_waitpoint(self._services, call, name, expires_in_ms)
 
@@ -425,8 +425,8 @@ class SignalVerbs(Verbs):
     def _wait(self, step_name: str, condition: Condition, timeout: Duration | None) -> Wait:
         # All of this happens when the verb is called: places are taken in the order of the code.
         timeout_ms = optional_duration_ms("timeout", timeout)
-        digest = digest_of(repr(condition), timeout_ms)
-        call = self._services.steps.ask(StepKind.SIGNAL, step_name, digest)
+        known = known_by(repr(condition), timeout_ms)
+        call = self._services.steps.ask(StepKind.SIGNAL, step_name, known)
         return Wait(call=call, condition=condition, timeout_ms=timeout_ms)
 
     def _wait_for(
