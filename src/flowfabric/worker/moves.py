@@ -11,10 +11,13 @@ import asyncio
 import math
 from collections.abc import Collection, Mapping, Set
 from contextvars import Context
+from typing import Final
 
 from flowfabric.core import journal
-from flowfabric.core.records import Step
+from flowfabric.core.records import Step, StepKind
 from flowfabric.worker import lines, waits
+
+_IDLE: Final = (StepKind.SLEEP, StepKind.NOW, StepKind.RANDOM, StepKind.UUID)
 
 
 class Moves:
@@ -39,6 +42,9 @@ class Moves:
         """Lines that were cancelled or have failed."""
         self._unknown: set[str] = set()
         """Labels of those of them that had made no call."""
+        self._acting: set[str] = set()
+        self._idle: set[str] = set()
+        """Names under which something is stored, and only what has no effect."""
         self._forgiven: set[str] = set()
         self._running: set[object] = set()
         self._waits = waits.OwnTasks(self._is_own, self._runs_in)
@@ -70,16 +76,22 @@ class Moves:
 
     def unaccounted(self, line: lines.Line) -> Step | None:
         """What the same code would have asked for by now, before anything new in a line."""
-        if not self.certain or not self._untaken:
-            return None
-        left = [
-            self._stored[key]
-            for key in self._untaken - self._forgiven
-            # In which order branches with names come is for the code to say.
-            if key in self._stored
-            and not journal.in_any_order(line.known_as, self._stored[key].line)
+        return min(self._left(line), key=_place, default=None) if self.certain else None
+
+    def _left(self, line: lines.Line) -> list[Step]:
+        """What is stored and was not asked for, as far as it concerns a line."""
+        if not self._untaken:
+            return []
+        left = (self._stored.get(key) for key in self._untaken - self._forgiven)
+        # In which order branches with names come is for the code to say, and one that has only
+        # slept may be what code left behind that gave it another name, and was blocked then.
+        return [
+            step
+            for step in left
+            if step is not None
+            and not journal.in_any_order(line.known_as, step.line)
+            and journal.name_of(step.line) not in self._idle
         ]
-        return min(left, key=_place, default=None)
 
     @property
     def tasks(self) -> int:
@@ -108,6 +120,12 @@ class Moves:
         """Know a stored step that has an outcome."""
         self._alike.setdefault(journal.alike(step.kind, step.name, step.digest), []).append(step)
         self._stored[step.step_key] = step
+        name = journal.name_of(step.line)
+        if name and step.kind in _IDLE and name not in self._acting:
+            self._idle.add(name)
+        elif name:
+            self._acting.add(name)
+            self._idle.discard(name)
 
     def task_began(self, line: lines.Line) -> None:
         self._tasks.add(line)
@@ -148,16 +166,12 @@ class Moves:
 
     def left_to(self, line: lines.Line) -> Step | None:
         """What is stored elsewhere and nobody has asked for, nor will, while a line is alone."""
-        left = self._untaken - self._forgiven if self._untaken else ()
+        left = [
+            step for step in self._left(line) if step.line != line.known_as and not _is_beside(step)
+        ]
         if left:
             going = self._going(line)
-            for key in sorted(left):
-                step = self._stored.get(key)
-                if step is None or step.line == line.known_as or _is_beside(step):
-                    continue
-                # In which order branches with names come is for the code to say.
-                if journal.in_any_order(line.known_as, step.line):
-                    continue
+            for step in sorted(left, key=lambda step: step.step_key):
                 if not journal.may_ask_yet(step.line, going):
                     return step
         return None
