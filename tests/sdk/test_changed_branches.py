@@ -197,3 +197,78 @@ async def test_a_call_given_up_by_chance_is_no_sign_of_changed_code(shop: Shop) 
     assert await shop.finishes(handler, execution_id) == "ship"
     assert set(shop.done.values()) == {1}
     assert "defer" in shop.done
+
+
+async def note(shop: Shop, ctx: Context) -> None:
+    await ctx.step("note", shop.effect, "note")
+
+
+async def note_in_a_name(shop: Shop, ctx: Context) -> None:
+    with ctx.branch("notes"):
+        await note(shop, ctx)
+
+
+async def note_late(shop: Shop, ctx: Context) -> None:
+    await asyncio.sleep(0)
+    await ctx.uuid()
+    await ctx.sleep(0.01)
+    await note(shop, ctx)
+
+
+async def note_deeper(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(note(shop, ctx), mail(shop, ctx, "eve"))
+
+
+async def note_like_a_stored_one(shop: Shop, ctx: Context) -> None:
+    await ctx.step("charge", shop.effect, "charge", "again")
+    await note(shop, ctx)
+
+
+async def note_twice(shop: Shop, ctx: Context) -> None:
+    await note(shop, ctx)
+    await ctx.step("file", shop.effect, "file")
+
+
+BACKGROUND = [note, note_in_a_name, note_late, note_deeper, note_like_a_stored_one, note_twice]
+
+
+def in_background(shop: Shop, calls: Calls, place: str, past: list[str]) -> Code:
+    """`past` are the results that had reached the function when `calls` began to have effects."""
+
+    async def handler(ctx: Context) -> str:
+        seen: list[str] = []
+
+        async def watched() -> None:
+            await calls(shop, ctx)
+            past.extend(seen)
+
+        tasks: list[asyncio.Task[None]] = []
+        for name in ("reserve", "charge", "pack"):
+            if place == f"before {name}":
+                tasks.append(asyncio.create_task(watched()))
+            if name == "pack":
+                await asyncio.gather(mail(shop, ctx, "ada"), mail(shop, ctx, "bob"))
+            else:
+                await ctx.step(name, shop.effect, name)
+            seen.append(name)
+        await ctx.wait_for_signal("packed")
+        seen.append("packed")
+        await asyncio.gather(*tasks)
+        return str(await ctx.step("ship", shop.effect, "ship"))
+
+    return handler
+
+
+@pytest.mark.parametrize("place", ["before reserve", "before charge", "before pack"])
+@pytest.mark.parametrize("calls", BACKGROUND)
+async def test_a_branch_in_the_background_runs_once_everything_stored_was_asked_for(
+    shop: Shop, calls: Calls, place: str
+) -> None:
+    past: list[str] = []
+    execution_id = await shop.in_flight(in_background(shop, calls, "nowhere", past))
+    done = shop.done.copy()
+    assert await shop.finishes(in_background(shop, calls, place, past), execution_id) == "ship"
+    assert past[:3] == ["reserve", "charge", "pack"]
+    assert shop.done["note"] == 1
+    again = int(calls is note_like_a_stored_one)
+    assert {name: shop.done[name] for name in done} == {**done, "charge": 1 + again}
