@@ -1,7 +1,7 @@
 """Deploys that insert, replace or add branches where a run in flight has stored steps."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
 
@@ -272,3 +272,48 @@ async def test_a_branch_in_the_background_runs_once_everything_stored_was_asked_
     assert shop.done["note"] == 1
     again = int(calls is note_like_a_stored_one)
     assert {name: shop.done[name] for name in done} == {**done, "charge": 1 + again}
+
+
+async def alone(shop: Shop, ctx: Context, *people: str) -> list[object]:
+    return [await asyncio.create_task(mail(shop, ctx, who)) for who in people]
+
+
+async def together(shop: Shop, ctx: Context, *people: str) -> list[object]:
+    return await asyncio.gather(*(mail(shop, ctx, who) for who in people))
+
+
+async def closing(shop: Shop, ctx: Context, *people: str) -> list[object]:
+    def branch(who: str) -> Coroutine[object, object, object]:
+        async def inner() -> object:
+            return await mail(shop, ctx, who)
+
+        return inner()
+
+    return await asyncio.gather(*map(branch, people))
+
+
+@pytest.mark.parametrize("start", [alone, together, closing])
+@pytest.mark.parametrize(
+    ("people", "others"),
+    [(("ada",), ("eve",)), (("ada", "bob"), ("ada", "eve")), (("ada", "bob"), ("eve", "bob"))],
+)
+async def test_a_branch_with_other_arguments_in_its_place_continues_what_is_stored(
+    shop: Shop,
+    start: Callable[..., Awaitable[list[object]]],
+    people: tuple[str, ...],
+    others: tuple[str, ...],
+) -> None:
+    """As a step does: arguments may be a time, and the order of the code says which is meant."""
+
+    def code(names: tuple[str, ...]) -> Code:
+        async def handler(ctx: Context) -> str:
+            found = await start(shop, ctx, *names)
+            await ctx.wait_for_signal("packed")
+            return ", ".join(map(str, found))
+
+        return handler
+
+    execution_id = await shop.in_flight(code(people))
+    found = await shop.finishes(code(others), execution_id)
+    assert found == ", ".join(f"mail {who}" for who in people)
+    assert shop.done == {f"mail {who}": 1 for who in people}
