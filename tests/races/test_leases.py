@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +15,13 @@ from flowfabric.core.events import START, Event, LeaseEventType
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.results import Renewed
-from flowfabric.errors import ExecutionNotActive, LeaseExpired, NotFound, RetryExhausted
+from flowfabric.errors import (
+    ExecutionNotActive,
+    FlowFabricError,
+    LeaseExpired,
+    NotFound,
+    RetryExhausted,
+)
 from flowfabric.worker.leases import BEATS_PER_LEASE, QUEUES_MAX, Heartbeat, HeldLease, clock_s
 from tests.races.given import claim, create, running
 from tests.races.rival import DEADLOCKS, Rival, connected
@@ -151,6 +157,47 @@ async def test_a_row_that_somebody_has_locked_costs_no_other_lease(
             assert free.lost is None
     await heartbeat.stop()
     assert free.may_be_live()
+
+
+async def test_rows_that_were_locked_for_a_moment_are_renewed_together(
+    engine: Engine, rival: Rival, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a batch of another transaction. What has ended meanwhile is not renewed at all."""
+    for _ in range(KEPT):
+        await create(engine)
+    leases = [
+        HeldLease(claimed, clock_s())
+        for claimed in await claim(engine, "holder", limit=KEPT, lease_ttl_ms=PATIENT_TTL_MS)
+    ]
+    ended, live = leases[:10], leases[10:]
+    heartbeat = Heartbeat(PATIENT_TTL_MS / 1_000, None, engine)
+    asked: list[tuple[int, int | None, set[type]]] = []
+    again = asyncio.Event()
+    renew_many = engine.renew_many
+
+    async def telling(
+        handles: Sequence[Handle | bytes], *, lock_wait_ms: int | None = None
+    ) -> list[Renewed | FlowFabricError]:
+        outcomes = await renew_many(handles, lock_wait_ms=lock_wait_ms)
+        if asked:
+            again.set()
+        else:
+            await rival.execute("commit")
+            for lease in ended:
+                heartbeat.remove(lease)
+        asked.append((len(handles), lock_wait_ms, {type(each) for each in outcomes}))
+        return outcomes
+
+    await rival.execute("begin")
+    for lease in leases:
+        heartbeat.add(lease)
+        await rival.execute(locking(lease.claimed.execution_id))
+    monkeypatch.setattr(engine, "renew_many", telling)
+    heartbeat.start()
+    async with asyncio.timeout(PATIENT_TTL_MS / 1_000):
+        await again.wait()
+    await heartbeat.stop()
+    assert asked == [(len(leases), 0, {RetryExhausted}), (len(live), 0, {Renewed})]
 
 
 async def test_a_renewal_takes_its_turn_at_a_row_that_is_locked_without_a_break(

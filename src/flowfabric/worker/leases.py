@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, NamedTuple
 
 from flowfabric import errors
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX
@@ -240,7 +240,8 @@ def _tell(thread_id: int, after_s: float) -> None:
 #
 # All leases are renewed at once, without waiting for rows that are locked. A
 # handler that asks the store for one thing after another has its row locked nearly all
-# the time, so those that were locked are then renewed each by itself, queueing for the row.
+# the time. Those that were locked are renewed once more together, since most locks last for
+# a moment only, and then each by itself, queueing for the row.
 
 Connect = Callable[[], Awaitable[Engine]]
 
@@ -252,11 +253,22 @@ WATCH_S: Final = 0.25
 LOCK_WAIT_S: Final = 1.0
 """How long a renewal queues for a row that is locked, before others may queue for theirs."""
 LOCK_WAIT_MIN_S: Final = 0.01
+LOCKED_AGAIN_S: Final = 0.05
+"""When rows that were locked are looked at again, all of them at once."""
 QUEUES_MAX: Final = 4
 """How many leases are renewed that way at the same time, each on a connection of its own."""
 CONNECTIONS_MAX: Final = 1 + QUEUES_MAX
 LOST_CHECK_GAP_S: Final = 0.2
 """Hints that leases were taken away are answered at most this often."""
+
+
+class Renewal(NamedTuple):
+    """How it went."""
+
+    answered: bool
+    """There was an answer for each lease."""
+    locked: Sequence[HeldLease] = ()
+    """Those of which somebody else has the row."""
 
 
 class Heartbeat:
@@ -401,7 +413,9 @@ class Heartbeat:
             held = [lease for lease in self._held.values() if not lease.fenced]
         answered = True
         for start in range(0, len(held), BATCH_MAX):
-            answered &= await self._renew(held[start : start + BATCH_MAX])
+            renewal = await self._renew(held[start : start + BATCH_MAX])
+            self._queue(renewal.locked)
+            answered &= renewal.answered
         return answered
 
     async def _look_for_lost(self) -> None:
@@ -420,9 +434,9 @@ class Heartbeat:
                 log.log(level_of(error), "could not look for lost leases: %s", error)
                 return
             if lost:
-                await self._renew([held[handle] for handle in lost])
+                self._queue((await self._renew([held[handle] for handle in lost])).locked)
 
-    async def _renew(self, held: Sequence[HeldLease], lock_wait_s: float = 0.0) -> bool:
+    async def _renew(self, held: Sequence[HeldLease], lock_wait_s: float = 0.0) -> Renewal:
         asked_at_s = clock_s()
         try:
             # A locked row holds up its own lease at most. Its lock is waited for twice, behind
@@ -432,41 +446,57 @@ class Heartbeat:
                     [lease.handle for lease in held], lock_wait_ms=round(lock_wait_s * 1_000)
                 )
         except errors.LockTimeout:
-            return False
+            return Renewal(False)
         except errors.FlowFabricError as error:
             log.log(level_of(error), "leases could not be renewed; trying again: %s", error)
             self._tell_if_gone(error)
-            return False
-        answered = True
+            return Renewal(False)
+        locked: list[HeldLease] = []
         for lease, outcome in zip(held, outcomes, strict=True):
             if isinstance(outcome, Renewed):
                 lease.confirm(asked_at_s)
             elif isinstance(outcome, errors.RetryExhausted):
                 lease.still_locked(asked_at_s)
-                self._queue(lease)
-                answered = False
+                locked.append(lease)
             else:
                 self._tell(lease, why_lost(outcome))
-        return answered
+        return Renewal(not locked, locked)
 
     def _tell_if_gone(self, error: errors.FlowFabricError) -> None:
         if isinstance(error, FOR_NOBODY) and self.on_gone is not None:
             self._worker_loop.call_soon_threadsafe(self.on_gone, error)
 
-    def _queue(self, lease: HeldLease) -> None:
-        lease_id = lease.handle.lease_id
-        if lease_id not in self._queueing:
-            self._queueing[lease_id] = asyncio.create_task(self._renew_in_turn(lease))
+    def _queue(self, locked: Sequence[HeldLease]) -> None:
+        new = [lease for lease in locked if lease.handle.lease_id not in self._queueing]
+        if new:
+            renewing = asyncio.create_task(self._renew_locked(new))
+            self._queueing |= {lease.handle.lease_id: renewing for lease in new}
+
+    async def _renew_locked(self, leases: Sequence[HeldLease]) -> None:
+        """Once more all that are free by then; each of the others waits for its row."""
+        try:
+            await asyncio.sleep(LOCKED_AGAIN_S)
+            left = [lease for lease in leases if self._needs(lease)]
+            if left:
+                renewal = await self._renew(left)
+                await asyncio.gather(*map(self._renew_in_turn, renewal.locked))
+        finally:
+            for lease in leases:
+                del self._queueing[lease.handle.lease_id]
 
     async def _renew_in_turn(self, lease: HeldLease) -> None:
         """Wait for the row like everybody else who needs it, and be the next to have it."""
-        try:
-            async with self._queues:
-                # While it is fenced, its handler has locked it.
-                if not lease.fenced and lease.may_be_live():
-                    await self._renew([lease], max(min(LOCK_WAIT_S, lease.left_s), LOCK_WAIT_MIN_S))
-        finally:
-            del self._queueing[lease.handle.lease_id]
+        valid_until_s = lease.valid_until_s
+        async with self._queues:
+            # A later beat may have found it free.
+            if self._needs(lease) and lease.valid_until_s == valid_until_s:
+                await self._renew([lease], max(min(LOCK_WAIT_S, lease.left_s), LOCK_WAIT_MIN_S))
+
+    def _needs(self, lease: HeldLease) -> bool:
+        """Whether it is still to be renewed. While it is fenced, its handler has locked it."""
+        with self._lock:
+            held = lease.handle.lease_id in self._held
+        return held and not lease.fenced and lease.may_be_live()
 
     async def _watch_ends(self) -> None:
         """Tell handlers when their leases end, whatever the database or the way to it does."""
