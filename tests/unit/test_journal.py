@@ -18,6 +18,7 @@ from flowfabric.core.journal import (
     Shelf,
     branch_name,
     identity,
+    in_any_order,
     kept_lines,
     label_of,
     line_group,
@@ -533,3 +534,17 @@ def test_a_moved_call_is_refused_with_the_place_where_it_is_stored() -> None:
 def test_a_sleep_is_told_without_a_name(number: int, shown: str) -> None:
     match = Shelf([kept("a")]).take([Asked("sleep", "sleep", "", number)])[0]
     assert match.refusal.startswith(f"{shown} is not stored, but step 'a'")
+
+
+def test_lines_in_branches_of_different_names_come_in_any_order() -> None:
+    ada, bob, nested = named_line(ROOT, "ada"), named_line(ROOT, "bob"), named_line("=ada", "bob")
+
+    def inside(parent: str) -> str:
+        group = line_group(parent, "")
+        return line_id(parent, group, Asked(BRANCH, "work", "", 1))
+
+    deeper = inside(inside(ada))
+    apart = [(ada, bob), (inside(ada), bob), (deeper, inside(bob)), (ada, nested)]
+    together = [(ada, deeper), (inside(ada), deeper), (ROOT, ada), (inside(ROOT), inside(ada))]
+    assert [in_any_order(*pair) for pair in apart] == [True] * len(apart)
+    assert [in_any_order(*pair) for pair in together] == [False] * len(together)

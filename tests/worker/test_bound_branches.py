@@ -218,7 +218,7 @@ async def test_objects_beside_a_task_that_never_ends_need_no_name(app: App) -> N
     async def collect(ctx: Context) -> list[str]:
         beside = asyncio.create_task(asyncio.Event().wait())
         await asyncio.sleep(0)
-        found = [await react(ctx, Box(react.__name__)) for react in REACTIONS for _ in range(2)]
+        found = [await react(ctx, Box(who)) for react in REACTIONS for who in NAMES]
         beside.cancel()
         if ctx.retry_count < 2:
             raise RuntimeError("again")
@@ -226,6 +226,29 @@ async def test_objects_beside_a_task_that_never_ends_need_no_name(app: App) -> N
 
     async with working(app):
         run = await app.submit(collect)
-        assert await run.result(timeout="20s") == [
-            react.__name__ for react in REACTIONS for _ in range(2)
-        ]
+        assert await run.result(timeout="20s") == [*NAMES] * len(REACTIONS)
+
+
+@pytest.mark.parametrize("react", REACTIONS)
+async def test_objects_that_are_started_together_need_no_name(
+    app: App, react: Callable[[Context, Box], Coroutine[object, object, str]]
+) -> None:
+    """Although others have ended before, and one has not."""
+
+    async def load(who: str) -> Box:
+        await asyncio.sleep(0)
+        return Box(who)
+
+    @app.task(retry=AGAIN)
+    async def collect(ctx: Context) -> list[str]:
+        beside = asyncio.create_task(asyncio.Event().wait())
+        boxes = await asyncio.gather(*map(load, NAMES))
+        found = await asyncio.gather(*(react(ctx, box) for box in boxes))
+        beside.cancel()
+        if ctx.retry_count < 2:
+            raise RuntimeError("again")
+        return found
+
+    async with working(app):
+        run = await app.submit(collect)
+        assert await run.result(timeout="20s") == [*NAMES]

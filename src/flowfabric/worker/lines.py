@@ -306,6 +306,8 @@ class Line:
         self._active = False
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
+        self._arrived = False
+        """One of them has ended."""
         self._ended_beside = 0
         """Branches, and calls awaited by others, that have ended since its last call."""
         self._in_turn = True
@@ -351,9 +353,11 @@ class Line:
         if not opaque:
             return ""
         key = asked.kind, asked.name, asked.digest
-        first = self._opaque.get(key, opaque) if ended else opaque
-        if self._quiet and self.work.in_turn:
-            first = self._opaque.setdefault(key, opaque)
+        beside = bool(self._quiet) and self._arrived
+        first = self._opaque.get(key, opaque) if beside or ended else opaque
+        if beside:
+            # Not at once: what is made or started together is in the order of the code.
+            asyncio.get_running_loop().call_soon(self._opaque.setdefault, key, opaque)
         same = all(one is other for one, other in zip(first, opaque, strict=False))
         return "" if same else indistinct(asked)
 
@@ -589,6 +593,7 @@ class Line:
         if parent is None:
             return
         parent.news_ms = max(parent.news_ms, self.news_ms)
+        parent._arrived |= self in parent._quiet
         parent._quiet.discard(self)
         if self._active:
             self._active = False

@@ -42,9 +42,8 @@ class Moves:
         """Lines that were cancelled or have failed."""
         self._unknown: set[str] = set()
         """Labels of those of them that had made no call."""
-        self._acting: set[str] = set()
-        self._idle: set[str] = set()
-        """Names under which something is stored, and only what has no effect."""
+        self._acting = {""}
+        """Names under which more is stored than what has no effect; whatever has none is there."""
         self._forgiven: set[str] = set()
         self._running: set[object] = set()
         self._waits = waits.OwnTasks(self._is_own, self._runs_in)
@@ -90,7 +89,7 @@ class Moves:
             for step in left
             if step is not None
             and not journal.in_any_order(line.known_as, step.line)
-            and journal.name_of(step.line) not in self._idle
+            and journal.name_of(step.line) in self._acting
         ]
 
     @property
@@ -120,12 +119,8 @@ class Moves:
         """Know a stored step that has an outcome."""
         self._alike.setdefault(journal.alike(step.kind, step.name, step.digest), []).append(step)
         self._stored[step.step_key] = step
-        name = journal.name_of(step.line)
-        if name and step.kind in _IDLE and name not in self._acting:
-            self._idle.add(name)
-        elif name:
-            self._acting.add(name)
-            self._idle.discard(name)
+        if step.kind not in _IDLE:
+            self._acting.add(journal.name_of(step.line))
 
     def task_began(self, line: lines.Line) -> None:
         self._tasks.add(line)
