@@ -6,12 +6,13 @@ from flowfabric.core.executions import (
     CancelRequest,
     clamp_priority,
     decide_cancel,
+    decide_cancel_waiting,
     decide_change_priority,
     decide_replay,
     decide_worker_cancel,
 )
 from flowfabric.core.results import Cancelled, Replayed
-from flowfabric.core.states import PublicState
+from flowfabric.core.states import LifecyclePhase, PublicState
 from flowfabric.core.transitions import NO_CHANGES
 from flowfabric.errors import (
     ExecutionNotEligible,
@@ -64,6 +65,19 @@ def test_an_operator_cancels_whatever_has_not_ended(life: Life) -> None:
     assert [event.category for event in decision.changes.events] == (
         ["lease", "completion"] if life is running else ["completion"]
     )
+
+
+@pytest.mark.parametrize("life", [life for life in LIVES if life not in ENDED], ids=name_of)
+def test_what_a_worker_has_begun_is_not_cancelled_with_what_waits(life: Life) -> None:
+    """It may have been claimed since it was found waiting."""
+    subject = life()
+    begun = subject.execution.lifecycle_phase in (LifecyclePhase.ACTIVE, LifecyclePhase.SUSPENDED)
+    decision = decide_cancel_waiting(subject, "no", TIMING)
+    if begun:
+        assert decision.changes == NO_CHANGES
+        assert decision.answer.public_state is subject.execution.public_state
+    else:
+        assert decision == decide_cancel(subject, OPERATOR, TIMING)
 
 
 def test_others_must_know_the_epoch_of_running_work() -> None:

@@ -444,6 +444,20 @@ def decide_cancel(
     return transitions.Decision(answer=answer, changes=changes)
 
 
+def decide_cancel_waiting(
+    subject: transitions.Subject, reason: str, timing: Timing
+) -> transitions.Decision[results.Cancelled]:
+    """The same, but leave alone what a worker has begun meanwhile, and what is suspended."""
+    execution = subject.execution
+    if execution.lifecycle_phase in (LifecyclePhase.ACTIVE, LifecyclePhase.SUSPENDED):
+        return transitions.Decision(
+            answer=results.Cancelled(
+                execution_id=execution.execution_id, public_state=execution.public_state
+            )
+        )
+    return decide_cancel(subject, CancelRequest(reason=reason), timing)
+
+
 def _check_epoch(execution: Execution, request: CancelRequest) -> None:
     if request.lease_epoch is None:
         raise errors.InvalidInput(

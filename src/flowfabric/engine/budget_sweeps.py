@@ -16,13 +16,14 @@ from flowfabric.core.budgets import (
     OnHardLimit,
 )
 from flowfabric.core.checks import check_int
+from flowfabric.core.executions import Timing, decide_cancel_waiting
 from flowfabric.core.records import Execution
-from flowfabric.core.transitions import Changes
+from flowfabric.core.results import Cancelled
+from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.ledger import save_budgets
-from flowfabric.engine.unit import Group, Shell, Swept, execution_key, row_execution_id
-from flowfabric.engine.work import Work
+from flowfabric.engine.unit import Ask, Group, Shell, Swept, execution_key, row_execution_id
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.store.mapping import key_of
@@ -32,9 +33,8 @@ BUDGETS_SWEEP: Final = 100
 
 
 class BudgetSweeps(Group):
-    def __init__(self, shell: Shell, work: Work, flows: FlowOperators) -> None:
+    def __init__(self, shell: Shell, flows: FlowOperators) -> None:
         super().__init__(shell)
-        self.work = work
         self.flows = flows
 
     async def reset_due_budgets(self, *, limit: int = BUDGETS_SWEEP) -> Swept:
@@ -144,12 +144,17 @@ class BudgetSweeps(Group):
         return Swept(acted=len(due), full=bool(due))
 
     async def _cancel_pending(self, budget: Budget, limit: int) -> int:
-        async def body(reader: Reader) -> list[str]:
+        reason = f"budget {budget.name} is used up"
+
+        def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
+            return decide_cancel_waiting(subject, reason, timing)
+
+        async def body(reader: Reader) -> list[Ask[Cancelled]]:
             rows = await reader.select("pending_of_budget", owner_id=budget.budget_id, limit=limit)
-            return [row_execution_id(row) for row in rows]
+            return [Ask(row_execution_id(row), decide) for row in rows]
 
         found = await self.store.read(body)
-        await self.work.cancel_executions(found, reason=f"budget {budget.name} is used up")
+        await self.shell.decide_many(found)
         return len(found)
 
     async def _cancel_flow(self, budget: Budget) -> None:

@@ -171,7 +171,7 @@ class Engine:
         self.admissions = Admissions(shell)
         self.budgets = Budgets(shell, self.work)
         self.flows = Flows(shell, self.work)
-        self.budget_sweeps = BudgetSweeps(shell, self.work, self.flows)
+        self.budget_sweeps = BudgetSweeps(shell, self.flows)
         self.pauses = Pauses(shell)
         self.reading = Reading(shell)
         self.following = Following(shell)

@@ -15,7 +15,12 @@ from msgspec import Struct
 from flowfabric import errors
 from flowfabric.core import bounds, flow_endings, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
-from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
+from flowfabric.core.executions import (
+    CancelRequest,
+    Timing,
+    decide_cancel,
+    decide_cancel_waiting,
+)
 from flowfabric.core.flow_joins import SIBLING_REASONS
 from flowfabric.core.flow_records import (
     CancellationPolicy,
@@ -355,14 +360,8 @@ def _cancel_ask(
     execution_id: ExecutionId, reason: str, only_waiting: bool
 ) -> unit.Ask[results.Cancelled]:
     def decide(subject: Subject, timing: Timing) -> Decision[results.Cancelled]:
-        execution = subject.execution
-        held = execution.lifecycle_phase in (LifecyclePhase.ACTIVE, LifecyclePhase.SUSPENDED)
-        if only_waiting and held:
-            return Decision(
-                answer=results.Cancelled(
-                    execution_id=execution_id, public_state=execution.public_state
-                )
-            )
+        if only_waiting:
+            return decide_cancel_waiting(subject, reason, timing)
         return decide_cancel(subject, CancelRequest(reason=reason), timing)
 
     return unit.Ask(execution_id, decide)
