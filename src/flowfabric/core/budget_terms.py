@@ -8,20 +8,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from flowfabric.core import ids
-from flowfabric.core.budgets import (
-    AMOUNT_MAX,
-    NOTHING,
-    Account,
-    Amounts,
-    Budget,
-    BudgetScope,
-    EnforcementMode,
-    OnHardLimit,
-    OnSoftLimit,
-    encode_amounts,
-    plus,
-)
+from flowfabric.core import budgets, ids
 from flowfabric.core.checks import (
     check_choice,
     check_int,
@@ -48,11 +35,11 @@ class BudgetDefinition(Struct, frozen=True, kw_only=True):
     budget_id: str
     """A uuid, or a name that stands for one within the namespace."""
     namespace: str = "default"
-    scope_type: str = BudgetScope.TENANT
+    scope_type: str = budgets.BudgetScope.TENANT
     scope_id: str = ""
-    enforcement_mode: str = EnforcementMode.STRICT
-    on_hard_limit: str = OnHardLimit.REJECT
-    on_soft_limit: str = OnSoftLimit.WARN
+    enforcement_mode: str = budgets.EnforcementMode.STRICT
+    on_hard_limit: str = budgets.OnHardLimit.REJECT
+    on_soft_limit: str = budgets.OnSoftLimit.WARN
     reset_interval_ms: int = 0
     dimensions: Sequence[str] | None = None
     hard_limits: Mapping[str, int] | Sequence[int] = {}
@@ -80,7 +67,7 @@ class UsageDimensions(Struct, frozen=True, kw_only=True):
     dedup_key: str | None = None
 
 
-def check_definition(definition: object, now_ms: int) -> Budget:
+def check_definition(definition: object, now_ms: int) -> budgets.Budget:
     """The budget asked for, as if it were new. Raises on the first field that is wrong."""
     if not isinstance(definition, BudgetDefinition):
         raise InvalidInput("definition", "must be a BudgetDefinition", definition)
@@ -89,21 +76,21 @@ def check_definition(definition: object, now_ms: int) -> Budget:
     hard, soft = _check_limits(definition)
     interval_ms = check_interval(definition.reset_interval_ms)
     try:
-        scope_type = check_choice("scope_type", definition.scope_type, BudgetScope)
+        scope_type = check_choice("scope_type", definition.scope_type, budgets.BudgetScope)
     except InvalidInput as error:
         raise InvalidBudgetScope(str(error)) from None
-    return Budget(
+    return budgets.Budget(
         budget_id=budget_id,
         namespace=namespace,
         name=definition.budget_id,
         scope_type=scope_type,
         scope_id=_check_scope_id(scope_type, definition.scope_id),
         enforcement_mode=check_mode(definition.enforcement_mode),
-        on_hard_limit=check_choice("on_hard_limit", definition.on_hard_limit, OnHardLimit),
-        on_soft_limit=check_choice("on_soft_limit", definition.on_soft_limit, OnSoftLimit),
+        on_hard_limit=check_choice("on_hard_limit", definition.on_hard_limit, budgets.OnHardLimit),
+        on_soft_limit=check_choice("on_soft_limit", definition.on_soft_limit, budgets.OnSoftLimit),
         reset_interval_ms=interval_ms,
-        hard_limits=encode_amounts(hard),
-        soft_limits=encode_amounts(soft),
+        hard_limits=budgets.encode_amounts(hard),
+        soft_limits=budgets.encode_amounts(soft),
         next_reset_at_ms=now_ms + interval_ms if interval_ms else None,
         created_at_ms=now_ms,
         updated_at_ms=now_ms,
@@ -116,22 +103,22 @@ _DEFINED: Final = (
 )  # fmt: skip
 
 
-def defined(existing: Budget, wanted: Budget) -> Budget:
+def defined(existing: budgets.Budget, wanted: budgets.Budget) -> budgets.Budget:
     """A budget that was only reported to, now that it is created: its usage stays."""
     fields = {name: getattr(wanted, name) for name in (*_DEFINED, "name", "next_reset_at_ms")}
     return structs.replace(existing, declared=True, **fields)
 
 
-def differs(existing: Budget, wanted: Budget) -> bool:
+def differs(existing: budgets.Budget, wanted: budgets.Budget) -> bool:
     return any(getattr(existing, name) != getattr(wanted, name) for name in _DEFINED)
 
 
-def updated(account: Account, update: object, now_ms: int) -> Account:
+def updated(account: budgets.Account, update: object, now_ms: int) -> budgets.Account:
     """The account under other terms. A new interval counts from now."""
     if not isinstance(update, BudgetUpdate):
         raise InvalidInput("update", "must be a BudgetUpdate", update)
-    hard = {**account.hard, **check_amounts("hard_limits", update.hard_limits or NOTHING)}
-    soft = {**account.soft, **check_amounts("soft_limits", update.soft_limits or NOTHING)}
+    hard = {**account.hard, **check_amounts("hard_limits", update.hard_limits or budgets.NOTHING)}
+    soft = {**account.soft, **check_amounts("soft_limits", update.soft_limits or budgets.NOTHING)}
     _check_soft(hard, soft)
     if len(hard.keys() | soft.keys()) > DIMENSIONS_MAX:
         raise _too_many(len(hard.keys() | soft.keys()))
@@ -140,10 +127,10 @@ def updated(account: Account, update: object, now_ms: int) -> Account:
         mode = check_mode(update.enforcement_mode)
         budget = structs.replace(budget, enforcement_mode=mode)
     if update.on_hard_limit is not None:
-        action = check_choice("on_hard_limit", update.on_hard_limit, OnHardLimit)
+        action = check_choice("on_hard_limit", update.on_hard_limit, budgets.OnHardLimit)
         budget = structs.replace(budget, on_hard_limit=action)
     if update.on_soft_limit is not None:
-        told = check_choice("on_soft_limit", update.on_soft_limit, OnSoftLimit)
+        told = check_choice("on_soft_limit", update.on_soft_limit, budgets.OnSoftLimit)
         budget = structs.replace(budget, on_soft_limit=told)
     if update.reset_interval_ms is not None:
         interval_ms = check_interval(update.reset_interval_ms)
@@ -159,7 +146,7 @@ def check_amounts(field: str, value: object) -> dict[str, int]:
     if len(value) > DIMENSIONS_MAX:
         raise _too_many(len(value))
     return {
-        check_dimension(field, name): check_int(f"{field}[{name}]", amount, 0, AMOUNT_MAX)
+        check_dimension(field, name): check_int(f"{field}[{name}]", amount, 0, budgets.AMOUNT_MAX)
         for name, amount in value.items()
     }
 
@@ -175,9 +162,9 @@ def check_deltas(verb: str, dimensions: object, deltas: object) -> dict[str, int
     summed: dict[str, int] = {}
     for name, amount in zip(names, amounts, strict=True):
         dimension = check_dimension("dimensions", name)
-        delta = check_int(f"deltas[{dimension}]", amount, 0, AMOUNT_MAX)
+        delta = check_int(f"deltas[{dimension}]", amount, 0, budgets.AMOUNT_MAX)
         summed[dimension] = check_int(
-            f"deltas[{dimension}]", summed.get(dimension, 0) + delta, 0, AMOUNT_MAX
+            f"deltas[{dimension}]", summed.get(dimension, 0) + delta, 0, budgets.AMOUNT_MAX
         )
     return summed
 
@@ -191,9 +178,9 @@ def check_usage(usage: object) -> dict[str, int]:
         "output_tokens": usage.output_tokens,
         "wall_ms": 0 if usage.wall_ms is None else usage.wall_ms,
     }
-    checked = {name: check_int(name, n, 0, AMOUNT_MAX) for name, n in named.items()}
+    checked = {name: check_int(name, n, 0, budgets.AMOUNT_MAX) for name, n in named.items()}
     custom = check_amounts("custom", usage.custom)
-    total = plus(custom, {name: n for name, n in checked.items() if n})
+    total = budgets.plus(custom, {name: n for name, n in checked.items() if n})
     if len(total) > DIMENSIONS_MAX:
         raise _too_many(len(total))
     return total
@@ -211,10 +198,10 @@ def check_dedup_key(field: str, value: object) -> str | None:
     return check_optional_text(field, value, bytes_max=DEDUP_KEY_BYTES_MAX) or None
 
 
-def check_mode(value: object) -> EnforcementMode:
+def check_mode(value: object) -> budgets.EnforcementMode:
     """`hard` is another word for `strict`."""
-    given = EnforcementMode.STRICT if value == "hard" else value
-    return check_choice("enforcement_mode", given, EnforcementMode)
+    given = budgets.EnforcementMode.STRICT if value == "hard" else value
+    return check_choice("enforcement_mode", given, budgets.EnforcementMode)
 
 
 def check_interval(value: object) -> int:
@@ -251,7 +238,7 @@ def _paired(
         raise InvalidInput("dimensions", "must name each dimension once", checked)
     paired = [
         {
-            name: check_int(f"limits[{name}]", limit, 0, AMOUNT_MAX)
+            name: check_int(f"limits[{name}]", limit, 0, budgets.AMOUNT_MAX)
             for name, limit in zip(checked, each, strict=True)
         }
         for each in lists
@@ -259,23 +246,25 @@ def _paired(
     return paired[0], paired[1]
 
 
-def _check_soft(hard: Amounts, soft: Amounts) -> None:
+def _check_soft(hard: budgets.Amounts, soft: budgets.Amounts) -> None:
     for name, limit in soft.items():
         if 0 < hard.get(name, 0) < limit:
             problem = f"must not be above the hard limit of {hard[name]}"
             raise InvalidInput(f"soft_limits[{name}]", problem, limit)
 
 
-def _check_scope_id(scope_type: BudgetScope, scope_id: object) -> str:
+def _check_scope_id(scope_type: budgets.BudgetScope, scope_id: object) -> str:
     try:
         match scope_type:
-            case BudgetScope.TENANT:
+            case budgets.BudgetScope.TENANT:
                 return "" if scope_id == "" else check_name("scope_id", scope_id)
-            case BudgetScope.LANE:
+            case budgets.BudgetScope.LANE:
                 return ids.parse_lane_id(scope_id, "scope_id")
-            case BudgetScope.NAMESPACE:
+            case budgets.BudgetScope.NAMESPACE:
                 return ids.parse_namespace(scope_id)
-            case BudgetScope.EXECUTION | BudgetScope.FLOW | BudgetScope.KIND:
+            case (
+                budgets.BudgetScope.EXECUTION | budgets.BudgetScope.FLOW | budgets.BudgetScope.KIND
+            ):
                 return check_name("scope_id", scope_id)
     except InvalidInput as error:
         raise InvalidBudgetScope(f"scope_id of scope {scope_type}: {error}") from error

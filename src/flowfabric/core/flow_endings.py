@@ -12,25 +12,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import transitions
+from flowfabric.core import flow_records, transitions
 from flowfabric.core.bounds import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
 from flowfabric.core.checks import check_choice, check_int
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import Timing, decide_replay
 from flowfabric.core.flow_joins import count_endings, count_outcome, is_spared, new_group
-from flowfabric.core.flow_records import (
-    CancellationPolicy,
-    CompletionDispatch,
-    DependencyState,
-    Edge,
-    EdgeGroup,
-    ExecutionInput,
-    FlowAudit,
-    FlowRecord,
-    FlowState,
-    GroupState,
-    PendingCancel,
-)
 from flowfabric.core.ids import FIRST_UUID, ExecutionId, make_execution_id, next_uuid
 from flowfabric.core.records import Execution
 from flowfabric.core.results import FlowCancelled, PartiallyCancelled, Replayed, SiblingCancelAction
@@ -58,25 +45,25 @@ class Ending(Struct, frozen=True, kw_only=True):
     result_encoding: str | None = None
 
 
-def counts(edge: Edge, ending: Ending) -> bool:
+def counts(edge: flow_records.Edge, ending: Ending) -> bool:
     """Whether an ending is news to an open edge, and not from before its downstream's replay."""
     return (
-        edge.dep_state is DependencyState.UNSATISFIED
+        edge.dep_state is flow_records.DependencyState.UNSATISFIED
         and ending.replay_count >= edge.counts_from_replay
     )
 
 
 class Resolution(Struct, frozen=True, kw_only=True):
-    edges: tuple[Edge, ...]
-    groups: tuple[EdgeGroup, ...]
-    fired: tuple[EdgeGroup, ...]
+    edges: tuple[flow_records.Edge, ...]
+    groups: tuple[flow_records.EdgeGroup, ...]
+    fired: tuple[flow_records.EdgeGroup, ...]
     """Those of `groups` that fired now."""
-    inputs: tuple[ExecutionInput, ...]
+    inputs: tuple[flow_records.ExecutionInput, ...]
 
 
 def resolve_edges(
-    edges: Iterable[Edge],
-    groups: Mapping[ExecutionId, EdgeGroup],
+    edges: Iterable[flow_records.Edge],
+    groups: Mapping[ExecutionId, flow_records.EdgeGroup],
     endings: Mapping[ExecutionId, Ending],
     now_ms: int,
 ) -> Resolution:
@@ -85,8 +72,8 @@ def resolve_edges(
     An ending from before the downstream's replay resolves nothing.
     """
     current = dict(groups)
-    resolved: list[Edge] = []
-    inputs: list[ExecutionInput] = []
+    resolved: list[flow_records.Edge] = []
+    inputs: list[flow_records.ExecutionInput] = []
     for edge in edges:
         ending = endings[edge.upstream_id]
         if not counts(edge, ending):
@@ -97,8 +84,8 @@ def resolve_edges(
         resolved.append(after)
         # Kept for a join that can no longer hold, too: a replay may open it again.
         if (
-            after.dep_state is DependencyState.SATISFIED
-            and before.group_state is not GroupState.SATISFIED
+            after.dep_state is flow_records.DependencyState.SATISFIED
+            and before.group_state is not flow_records.GroupState.SATISFIED
         ):
             inputs += _input(after, ending)
     changed = tuple(group for key, group in current.items() if group is not groups[key])
@@ -114,22 +101,24 @@ def resolve_edges(
     )
 
 
-def _resolved(edge: Edge, outcome: TerminalOutcome, now_ms: int) -> Edge:
+def _resolved(edge: flow_records.Edge, outcome: TerminalOutcome, now_ms: int) -> flow_records.Edge:
     satisfied = outcome is TerminalOutcome.SUCCESS
     return structs.replace(
         edge,
-        dep_state=DependencyState.SATISFIED if satisfied else DependencyState.IMPOSSIBLE,
+        dep_state=flow_records.DependencyState.SATISFIED
+        if satisfied
+        else flow_records.DependencyState.IMPOSSIBLE,
         resolved_at_ms=now_ms,
         resolved_outcome=outcome,
     )
 
 
-def _input(edge: Edge, ending: Ending) -> tuple[ExecutionInput, ...]:
+def _input(edge: flow_records.Edge, ending: Ending) -> tuple[flow_records.ExecutionInput, ...]:
     if not edge.data_passing_ref:
         return ()
     assert edge.resolved_at_ms is not None
     return (
-        ExecutionInput(
+        flow_records.ExecutionInput(
             partition_key=edge.partition_key,
             execution_id=edge.downstream_id,
             edge_id=edge.edge_id,
@@ -153,12 +142,18 @@ def waits_for_worker(execution: Execution) -> bool:
     )
 
 
-def holds_back(group: EdgeGroup | None) -> bool:
+def holds_back(group: flow_records.EdgeGroup | None) -> bool:
     """Whether a join keeps its downstream from running. One without edges does not."""
-    return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
+    return (
+        group is not None
+        and group.staged > 0
+        and group.group_state is not flow_records.GroupState.SATISFIED
+    )
 
 
-def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Execution, EdgeGroup]:
+def block(
+    execution: Execution, group: flow_records.EdgeGroup, now_ms: int
+) -> tuple[Execution, flow_records.EdgeGroup]:
     """Have the execution wait for its join, from now on or once it waits for a worker again.
 
     What holds it back until then is kept in the group, unless it is a child it awaits.
@@ -180,8 +175,8 @@ def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Executio
 
 def release(
     subject: transitions.Subject,
-    group: EdgeGroup,
-    inputs: Sequence[ExecutionInput],
+    group: flow_records.EdgeGroup,
+    inputs: Sequence[flow_records.ExecutionInput],
     timing: Timing,
     inputs_bytes_max: int,
 ) -> transitions.Changes:
@@ -193,7 +188,7 @@ def release(
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
         return transitions.NO_CHANGES
-    if group.group_state is GroupState.IMPOSSIBLE:
+    if group.group_state is flow_records.GroupState.IMPOSSIBLE:
         return _skip(subject, timing)
     size = sum(len(each.value or b"") for each in inputs)
     if size > inputs_bytes_max:
@@ -204,7 +199,9 @@ def release(
     )
 
 
-def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, transitions.Field]:
+def _unblocked(
+    execution: Execution, group: flow_records.EdgeGroup, now_ms: int
+) -> dict[str, transitions.Field]:
     """What becomes of the block by the join: what held the execution back before, or nothing."""
     if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
         return {}
@@ -220,7 +217,7 @@ def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str,
     }
 
 
-def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, transitions.Field]:
+def _payload(inputs: Sequence[flow_records.ExecutionInput]) -> dict[str, transitions.Field]:
     """The newest result that is meant to, as the new input payload."""
     passed = [each for each in inputs if each.replaces_payload and each.value is not None]
     if not passed:
@@ -278,12 +275,12 @@ RETRY_MS_MAX = 60_000
 RETRY_DOUBLINGS_MAX = 6
 """How long to leave a member alone whose cancellation failed: twice as long each time."""
 
-_ALIASES = {"cancel_flow_only": CancellationPolicy.FLOW_ONLY}
+_ALIASES = {"cancel_flow_only": flow_records.CancellationPolicy.FLOW_ONLY}
 
 _REACH = {
-    CancellationPolicy.FLOW_ONLY: 0,
-    CancellationPolicy.CANCEL_PENDING: 1,
-    CancellationPolicy.CANCEL_ALL: 2,
+    flow_records.CancellationPolicy.FLOW_ONLY: 0,
+    flow_records.CancellationPolicy.CANCEL_PENDING: 1,
+    flow_records.CancellationPolicy.CANCEL_ALL: 2,
 }
 
 
@@ -304,9 +301,9 @@ class WaitIndefinite(Struct, frozen=True, tag=True):
 CancelWait = NoWait | WaitTimeout | WaitIndefinite
 
 
-def check_cancellation_policy(policy: object) -> CancellationPolicy:
+def check_cancellation_policy(policy: object) -> flow_records.CancellationPolicy:
     return _ALIASES.get(str(policy)) or check_choice(
-        "cancellation_policy", policy, CancellationPolicy
+        "cancellation_policy", policy, flow_records.CancellationPolicy
     )
 
 
@@ -331,20 +328,20 @@ def wait_ms(wait: object) -> int | None:
             raise InvalidInput("wait", "must be NoWait, WaitTimeout or WaitIndefinite", wait)
 
 
-def repeats_cancel(flow: FlowRecord, policy: CancellationPolicy) -> bool:
+def repeats_cancel(flow: flow_records.FlowRecord, policy: flow_records.CancellationPolicy) -> bool:
     """Whether the flow was cancelled before, and its members at least as far as `policy` goes."""
     decided = flow.cancellation_policy
     return decided is not None and _REACH[policy] <= _REACH[decided]
 
 
 def cancelled_flow(
-    flow: FlowRecord, policy: CancellationPolicy, reason: str, now_ms: int
-) -> FlowRecord:
+    flow: flow_records.FlowRecord, policy: flow_records.CancellationPolicy, reason: str, now_ms: int
+) -> flow_records.FlowRecord:
     """The flow closed. One that is closed stays so since then, and is cancelled further."""
     first = flow.cancelled_at_ms is None
     return structs.replace(
         flow,
-        public_flow_state=FlowState.CANCELLED,
+        public_flow_state=flow_records.FlowState.CANCELLED,
         cancelled_at_ms=now_ms if first else flow.cancelled_at_ms,
         cancel_reason=reason or flow.cancel_reason or "",
         cancellation_policy=policy,
@@ -354,7 +351,7 @@ def cancelled_flow(
     )
 
 
-def flow_cancel_event(flow: FlowRecord, member_count: int, now_ms: int) -> Event:
+def flow_cancel_event(flow: flow_records.FlowRecord, member_count: int, now_ms: int) -> Event:
     """Operators' log. An event about a whole flow carries the flow's uuid as its subject."""
     details: dict[str, str | int | None] = {
         "flow_id": flow.flow_id,
@@ -374,13 +371,15 @@ def flow_cancel_event(flow: FlowRecord, member_count: int, now_ms: int) -> Event
     )
 
 
-def postponed(row: PendingCancel, now_ms: int) -> PendingCancel:
+def postponed(row: flow_records.PendingCancel, now_ms: int) -> flow_records.PendingCancel:
     """The row after cancelling its member failed; it waits longer each time."""
     pause_ms = min(RETRY_MS_MAX, RETRY_MS_MIN << min(row.attempts, RETRY_DOUBLINGS_MAX))
     return structs.replace(row, attempts=row.attempts + 1, due_at_ms=now_ms + pause_ms)
 
 
-def reconciled(group: EdgeGroup | None, queued: int, unended: int) -> SiblingCancelAction:
+def reconciled(
+    group: flow_records.EdgeGroup | None, queued: int, unended: int
+) -> SiblingCancelAction:
     """What happens to upstreams queued because a join no longer needs them."""
     if not queued:
         return SiblingCancelAction.NO_OP
@@ -414,28 +413,30 @@ NO_PRIOR: Final[Mapping[str, None]] = MappingProxyType(
 class Reopened(Struct, frozen=True, kw_only=True):
     """A join as it waits again."""
 
-    group: EdgeGroup
-    edges: tuple[Edge, ...]
+    group: flow_records.EdgeGroup
+    edges: tuple[flow_records.Edge, ...]
     """Edges that wait again; those that were satisfied stay so."""
 
 
-def check_replayable(flow: FlowRecord) -> None:
-    if flow.public_flow_state is FlowState.CANCELLED:
+def check_replayable(flow: flow_records.FlowRecord) -> None:
+    if flow.public_flow_state is flow_records.FlowState.CANCELLED:
         raise FlowAlreadyTerminal(f"flow {flow.flow_id} is cancelled: its members stay as they are")
 
 
 def reopen(
-    group: EdgeGroup, edges: Sequence[Edge], endings: Mapping[ExecutionId, Ending]
+    group: flow_records.EdgeGroup,
+    edges: Sequence[flow_records.Edge],
+    endings: Mapping[ExecutionId, Ending],
 ) -> Reopened:
     """Forget the failures of the join's upstreams, told or not; what they do next counts."""
-    satisfied = sum(edge.dep_state is DependencyState.SATISFIED for edge in edges)
+    satisfied = sum(edge.dep_state is flow_records.DependencyState.SATISFIED for edge in edges)
     return Reopened(
         group=structs.replace(
             group,
             succeeded=satisfied,
             failed=0,
             skipped=0,
-            group_state=GroupState.PENDING,
+            group_state=flow_records.GroupState.PENDING,
             fired_at_ms=None,
             cancel_reason=None,
             **NO_PRIOR,
@@ -443,19 +444,19 @@ def reopen(
         edges=tuple(
             _reopened(edge, endings.get(edge.upstream_id))
             for edge in edges
-            if edge.dep_state is not DependencyState.SATISFIED
+            if edge.dep_state is not flow_records.DependencyState.SATISFIED
         ),
     )
 
 
-def _reopened(edge: Edge, ending: Ending | None) -> Edge:
+def _reopened(edge: flow_records.Edge, ending: Ending | None) -> flow_records.Edge:
     """The edge as it waits for the upstream's next life, or for this one if that may succeed."""
     counts_from_replay = edge.counts_from_replay
     if ending is not None and ending.outcome is not TerminalOutcome.SUCCESS:
         counts_from_replay = ending.replay_count + 1
     return structs.replace(
         edge,
-        dep_state=DependencyState.UNSATISFIED,
+        dep_state=flow_records.DependencyState.UNSATISFIED,
         resolved_at_ms=None,
         resolved_outcome=None,
         counts_from_replay=counts_from_replay,
@@ -463,8 +464,10 @@ def _reopened(edge: Edge, ending: Ending | None) -> Edge:
 
 
 def uncount(
-    flow: FlowRecord, execution: Execution, untold: CompletionDispatch | None
-) -> FlowRecord:
+    flow: flow_records.FlowRecord,
+    execution: Execution,
+    untold: flow_records.CompletionDispatch | None,
+) -> flow_records.FlowRecord:
     """The flow after an ended member came back; one nobody was told of was never counted."""
     if untold is not None or execution.terminal_outcome is TerminalOutcome.NONE:
         return flow
@@ -476,10 +479,10 @@ def uncount(
 class MemberJoin(Struct, frozen=True, kw_only=True):
     """What a member's edges mean to its replay."""
 
-    group: EdgeGroup
+    group: flow_records.EdgeGroup
     reopened: Reopened | None
     """None when the join was satisfied: it stays so, and its inputs are passed on again."""
-    inputs: tuple[ExecutionInput, ...] = ()
+    inputs: tuple[flow_records.ExecutionInput, ...] = ()
     inputs_bytes_max: int
 
 
@@ -544,8 +547,11 @@ def _wait_again(
 
 
 def next_audit(
-    audit: FlowAudit, last: tuple[str, str] | None, last_waiter: str | None, now_ms: int
-) -> FlowAudit:
+    audit: flow_records.FlowAudit,
+    last: tuple[str, str] | None,
+    last_waiter: str | None,
+    now_ms: int,
+) -> flow_records.FlowAudit:
     """The audit after it has looked at members up to `last`; none when there are no more.
 
     Likewise for those who wait.
@@ -568,7 +574,9 @@ def _following(flow_id: str, execution_id: str) -> tuple[str, str]:
     return next_uuid(flow_id) or FIRST_UUID, FIRST_UUID
 
 
-def overlooked(flow: FlowRecord, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:
+def overlooked(
+    flow: flow_records.FlowRecord, execution: Execution, group: flow_records.EdgeGroup | None
+) -> flow_records.EdgeGroup | None:
     """The fired group of an execution that waits although nothing holds it back; none if it does.
 
     An execution without a group, or with one that has no edges, waits for nothing. One that
@@ -578,20 +586,23 @@ def overlooked(flow: FlowRecord, execution: Execution, group: EdgeGroup | None) 
         return None
     if not execution.join_pending and held_by(execution) is not Hold.JOIN:
         return None
-    if group is not None and group.group_state is GroupState.IMPOSSIBLE:
+    if group is not None and group.group_state is flow_records.GroupState.IMPOSSIBLE:
         return group
     if holds_back(group):
         return None
     return structs.replace(
-        group or new_group(flow, execution.execution_id), group_state=GroupState.SATISFIED
+        group or new_group(flow, execution.execution_id),
+        group_state=flow_records.GroupState.SATISFIED,
     )
 
 
-def requeued(flow: FlowRecord, execution: Execution, now_ms: int) -> PendingCancel | None:
+def requeued(
+    flow: flow_records.FlowRecord, execution: Execution, now_ms: int
+) -> flow_records.PendingCancel | None:
     """What has a member cancelled that is marked for it; none for one that is not."""
     if held_by(execution) is not Hold.CANCELLATION:
         return None
-    return PendingCancel(
+    return flow_records.PendingCancel(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         flow_id=flow.flow_id,

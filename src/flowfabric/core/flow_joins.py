@@ -11,18 +11,9 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
+from flowfabric.core import flow_records
 from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.checks import check_choice, check_int, check_optional_text, check_text
-from flowfabric.core.flow_records import (
-    Edge,
-    EdgeGroup,
-    EdgeState,
-    FlowRecord,
-    FlowState,
-    GroupState,
-    OnSatisfied,
-    PolicyKind,
-)
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.records import Execution
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
@@ -45,14 +36,14 @@ class JoinAll(Struct, frozen=True, tag_field="kind", tag="all_of"):
 class JoinAny(Struct, frozen=True, tag_field="kind", tag="any_of"):
     """One upstream must succeed."""
 
-    on_satisfied: OnSatisfied = OnSatisfied.CANCEL_REMAINING
+    on_satisfied: flow_records.OnSatisfied = flow_records.OnSatisfied.CANCEL_REMAINING
 
 
 class JoinQuorum(Struct, frozen=True, tag_field="kind", tag="quorum"):
     """`k` upstreams must succeed."""
 
     k: int
-    on_satisfied: OnSatisfied = OnSatisfied.CANCEL_REMAINING
+    on_satisfied: flow_records.OnSatisfied = flow_records.OnSatisfied.CANCEL_REMAINING
 
 
 EdgeDependencyPolicy = JoinAll | JoinAny | JoinQuorum
@@ -61,12 +52,14 @@ EdgeDependencyPolicy = JoinAll | JoinAny | JoinQuorum
 class JoinRule(Struct, frozen=True, kw_only=True):
     """A policy as a group stores it."""
 
-    policy_kind: PolicyKind
+    policy_kind: flow_records.PolicyKind
     k: int
-    on_satisfied: OnSatisfied
+    on_satisfied: flow_records.OnSatisfied
 
 
-ALL_OF = JoinRule(policy_kind=PolicyKind.ALL_OF, k=0, on_satisfied=OnSatisfied.LET_RUN)
+ALL_OF = JoinRule(
+    policy_kind=flow_records.PolicyKind.ALL_OF, k=0, on_satisfied=flow_records.OnSatisfied.LET_RUN
+)
 
 
 def check_policy(policy: object) -> JoinRule:
@@ -78,15 +71,19 @@ def check_policy(policy: object) -> JoinRule:
             return ALL_OF
         case JoinAny(on_satisfied=on_satisfied):
             return JoinRule(
-                policy_kind=PolicyKind.ANY_OF,
+                policy_kind=flow_records.PolicyKind.ANY_OF,
                 k=1,
-                on_satisfied=check_choice("policy.on_satisfied", on_satisfied, OnSatisfied),
+                on_satisfied=check_choice(
+                    "policy.on_satisfied", on_satisfied, flow_records.OnSatisfied
+                ),
             )
         case JoinQuorum(k=k, on_satisfied=on_satisfied):
             return JoinRule(
-                policy_kind=PolicyKind.QUORUM,
+                policy_kind=flow_records.PolicyKind.QUORUM,
                 k=check_int("policy.k", k, 1, QUORUM_MAX),
-                on_satisfied=check_choice("policy.on_satisfied", on_satisfied, OnSatisfied),
+                on_satisfied=check_choice(
+                    "policy.on_satisfied", on_satisfied, flow_records.OnSatisfied
+                ),
             )
         case _:
             raise errors.InvalidInput(
@@ -110,46 +107,48 @@ def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool
     return outcome is TerminalOutcome.CANCELLED and cancellation_reason in SIBLING_REASONS
 
 
-def rule_of(group: EdgeGroup) -> JoinRule:
+def rule_of(group: flow_records.EdgeGroup) -> JoinRule:
     return JoinRule(policy_kind=group.policy_kind, k=group.k, on_satisfied=group.on_satisfied)
 
 
-def policy_of(group: EdgeGroup) -> EdgeDependencyPolicy:
+def policy_of(group: flow_records.EdgeGroup) -> EdgeDependencyPolicy:
     """The policy as users write it."""
     match group.policy_kind:
-        case PolicyKind.ALL_OF:
+        case flow_records.PolicyKind.ALL_OF:
             return JoinAll()
-        case PolicyKind.ANY_OF:
+        case flow_records.PolicyKind.ANY_OF:
             return JoinAny(on_satisfied=group.on_satisfied)
-        case PolicyKind.QUORUM:
+        case flow_records.PolicyKind.QUORUM:
             return JoinQuorum(k=group.k, on_satisfied=group.on_satisfied)
 
 
-def resolved_count(group: EdgeGroup) -> int:
+def resolved_count(group: flow_records.EdgeGroup) -> int:
     return group.succeeded + group.failed + group.skipped
 
 
-def needed_count(group: EdgeGroup) -> int:
+def needed_count(group: flow_records.EdgeGroup) -> int:
     """How many upstreams must succeed."""
-    return group.staged if group.policy_kind is PolicyKind.ALL_OF else group.k
+    return group.staged if group.policy_kind is flow_records.PolicyKind.ALL_OF else group.k
 
 
-def evaluate(group: EdgeGroup) -> GroupState:
+def evaluate(group: flow_records.EdgeGroup) -> flow_records.GroupState:
     """Where the group stands. Staged edges count as still open, so none is overlooked.
 
     A quorum that has fewer edges than it needs is still being built: it waits for more.
     """
     needed = needed_count(group)
     if group.succeeded >= needed:
-        return GroupState.SATISFIED
+        return flow_records.GroupState.SATISFIED
     if group.staged < needed:
-        return GroupState.PENDING
+        return flow_records.GroupState.PENDING
     if group.failed + group.skipped > group.staged - needed:
-        return GroupState.IMPOSSIBLE
-    return GroupState.PENDING
+        return flow_records.GroupState.IMPOSSIBLE
+    return flow_records.GroupState.PENDING
 
 
-def count_outcome(group: EdgeGroup, outcome: TerminalOutcome, now_ms: int) -> EdgeGroup:
+def count_outcome(
+    group: flow_records.EdgeGroup, outcome: TerminalOutcome, now_ms: int
+) -> flow_records.EdgeGroup:
     """The group after one more upstream has ended; it fires at most once."""
     match outcome:
         case TerminalOutcome.SUCCESS:
@@ -165,24 +164,24 @@ def count_outcome(group: EdgeGroup, outcome: TerminalOutcome, now_ms: int) -> Ed
     return fire_if_decided(group, now_ms)
 
 
-def fire_if_decided(group: EdgeGroup, now_ms: int) -> EdgeGroup:
-    if group.group_state is not GroupState.PENDING:
+def fire_if_decided(group: flow_records.EdgeGroup, now_ms: int) -> flow_records.EdgeGroup:
+    if group.group_state is not flow_records.GroupState.PENDING:
         return group
     state = evaluate(group)
-    if state is GroupState.PENDING:
+    if state is flow_records.GroupState.PENDING:
         return group
     return structs.replace(
         group, group_state=state, fired_at_ms=now_ms, cancel_reason=_sibling_reason(group, state)
     )
 
 
-def _sibling_reason(group: EdgeGroup, state: GroupState) -> str | None:
+def _sibling_reason(group: flow_records.EdgeGroup, state: flow_records.GroupState) -> str | None:
     if (
-        group.policy_kind is PolicyKind.ALL_OF
-        or group.on_satisfied is not OnSatisfied.CANCEL_REMAINING
+        group.policy_kind is flow_records.PolicyKind.ALL_OF
+        or group.on_satisfied is not flow_records.OnSatisfied.CANCEL_REMAINING
     ):
         return None
-    return SIBLING_SATISFIED if state is GroupState.SATISFIED else SIBLING_IMPOSSIBLE
+    return SIBLING_SATISFIED if state is flow_records.GroupState.SATISFIED else SIBLING_IMPOSSIBLE
 
 
 SUCCESS_ONLY = "success_only"
@@ -259,46 +258,46 @@ def derived_edge_id(flow_id: FlowId, upstream_id: str, downstream_id: str) -> st
 
 def new_flow(
     flow_id: FlowId, partition_key: int, flow_kind: str, namespace: Namespace, now_ms: int
-) -> FlowRecord:
-    return FlowRecord(
+) -> flow_records.FlowRecord:
+    return flow_records.FlowRecord(
         partition_key=partition_key,
         flow_id=flow_id,
         namespace=namespace,
         flow_kind=flow_kind,
-        public_flow_state=FlowState.OPEN,
-        derived_state=FlowState.OPEN,
+        public_flow_state=flow_records.FlowState.OPEN,
+        derived_state=flow_records.FlowState.OPEN,
         created_at_ms=now_ms,
         last_mutation_at_ms=now_ms,
     )
 
 
-def check_open(flow: FlowRecord) -> None:
-    if flow.public_flow_state is not FlowState.OPEN:
+def check_open(flow: flow_records.FlowRecord) -> None:
+    if flow.public_flow_state is not flow_records.FlowState.OPEN:
         raise errors.FlowAlreadyTerminal(
             f"flow {flow.flow_id} is {flow.public_flow_state} and takes nothing new; create another"
         )
 
 
-def check_same_namespace(flow: FlowRecord, namespace: Namespace) -> None:
+def check_same_namespace(flow: flow_records.FlowRecord, namespace: Namespace) -> None:
     """Raise unless a request to create the flow may be told of it."""
     if namespace != flow.namespace:
         raise errors.IdempotencyConflict(f"flow id {flow.flow_id} is taken; give another")
 
 
-def check_new_member(flow: FlowRecord, namespace: Namespace) -> None:
+def check_new_member(flow: flow_records.FlowRecord, namespace: Namespace) -> None:
     """Raise unless a member to be created is in the namespace of its flow."""
     if namespace != flow.namespace:
         raise errors.InvalidInput("namespace", "must be that of the flow", namespace)
 
 
-def check_revision(flow: FlowRecord, expected: int | None) -> None:
+def check_revision(flow: flow_records.FlowRecord, expected: int | None) -> None:
     if expected is not None and expected != flow.graph_revision:
         raise errors.StaleGraphRevision(
             f"flow {flow.flow_id} is at graph revision {flow.graph_revision}, not {expected}"
         )
 
 
-def check_joinable(execution: Execution, flow: FlowRecord) -> None:
+def check_joinable(execution: Execution, flow: flow_records.FlowRecord) -> None:
     """Raise unless the execution may become a member: of the same namespace, in no other flow."""
     if execution.namespace != flow.namespace:
         raise errors.NotFound("execution", execution.execution_id)
@@ -306,22 +305,26 @@ def check_joinable(execution: Execution, flow: FlowRecord) -> None:
         raise errors.ExecutionAlreadyInFlow(f"already_member_of_different_flow:{execution.flow_id}")
 
 
-def check_member(flow: FlowRecord, execution_id: ExecutionId, flow_id: str | None) -> None:
+def check_member(
+    flow: flow_records.FlowRecord, execution_id: ExecutionId, flow_id: str | None
+) -> None:
     if flow_id != flow.flow_id:
         raise errors.ExecutionNotInFlow(f"{execution_id} is not a member of flow {flow.flow_id}")
 
 
-def check_can_wait(execution: Execution, group: EdgeGroup | None) -> None:
+def check_can_wait(execution: Execution, group: flow_records.EdgeGroup | None) -> None:
     """An execution that has ended, or whose join has fired, waits for nothing more."""
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise errors.Terminal(f"{execution.execution_id} has ended as {execution.public_state}")
-    if group is not None and group.group_state is not GroupState.PENDING:
+    if group is not None and group.group_state is not flow_records.GroupState.PENDING:
         raise errors.Terminal(
             f"the join of {execution.execution_id} is {group.group_state} already"
         )
 
 
-def with_members(flow: FlowRecord, members: Sequence[Execution], now_ms: int) -> FlowRecord:
+def with_members(
+    flow: flow_records.FlowRecord, members: Sequence[Execution], now_ms: int
+) -> flow_records.FlowRecord:
     """The flow with new members; those that had ended before count as ended."""
     count = flow.node_count + len(members)
     if count > FLOW_MEMBERS_MAX:
@@ -348,12 +351,12 @@ def with_members(flow: FlowRecord, members: Sequence[Execution], now_ms: int) ->
     )
 
 
-def join_flow(execution: Execution, flow: FlowRecord, now_ms: int) -> Execution:
+def join_flow(execution: Execution, flow: flow_records.FlowRecord, now_ms: int) -> Execution:
     """The execution as a member. From now on the flow decides how long it is kept."""
     return change(execution, now_ms, flow_id=flow.flow_id, retain_until_ms=None)
 
 
-def with_edges(flow: FlowRecord, count: int, now_ms: int) -> FlowRecord:
+def with_edges(flow: flow_records.FlowRecord, count: int, now_ms: int) -> flow_records.FlowRecord:
     total = flow.edge_count + count
     if total > FLOW_EDGES_MAX:
         raise errors.InvalidInput("edges", f"a flow has at most {FLOW_EDGES_MAX} edges", total)
@@ -375,8 +378,12 @@ _COUNTERS = {
 
 
 def count_endings(
-    flow: FlowRecord, outcomes: Iterable[TerminalOutcome], by: int = 1, *, spared: int = 0
-) -> FlowRecord:
+    flow: flow_records.FlowRecord,
+    outcomes: Iterable[TerminalOutcome],
+    by: int = 1,
+    *,
+    spared: int = 0,
+) -> flow_records.FlowRecord:
     """The flow after members ended, or with `by=-1` after ended ones came back.
 
     `spared` says how many of them were cancelled because a join no longer needed them.
@@ -389,13 +396,15 @@ def count_endings(
     return structs.replace(flow, **counts)
 
 
-def with_last_end(flow: FlowRecord, ended_at_ms: Iterable[int]) -> FlowRecord:
+def with_last_end(
+    flow: flow_records.FlowRecord, ended_at_ms: Iterable[int]
+) -> flow_records.FlowRecord:
     """The flow after members ended at these times, whenever that is counted."""
     known = () if flow.last_ended_at_ms is None else (flow.last_ended_at_ms,)
     return structs.replace(flow, last_ended_at_ms=max((*known, *ended_at_ms), default=None))
 
 
-def ended_count(flow: FlowRecord) -> int:
+def ended_count(flow: flow_records.FlowRecord) -> int:
     return (
         flow.members_completed
         + flow.members_failed
@@ -405,15 +414,17 @@ def ended_count(flow: FlowRecord) -> int:
     )
 
 
-def with_derived_state(flow: FlowRecord, now_ms: int, retention_ms: int) -> FlowRecord:
+def with_derived_state(
+    flow: flow_records.FlowRecord, now_ms: int, retention_ms: int
+) -> flow_records.FlowRecord:
     """The flow with its state derived from its members', and its keep time from their last end."""
     state = _derived_state(flow)
-    if state is FlowState.OPEN:
+    if state is flow_records.FlowState.OPEN:
         return structs.replace(flow, derived_state=state, ended_at_ms=None, retain_until_ms=None)
     known = [each for each in (flow.ended_at_ms, flow.last_ended_at_ms) if each is not None]
     ended_at_ms = max(known, default=now_ms)
     kept_ms = flow.member_retention_ms
-    if state is not FlowState.COMPLETED:
+    if state is not flow_records.FlowState.COMPLETED:
         kept_ms = flow.member_retention_failed_ms
     return structs.replace(
         flow,
@@ -423,23 +434,25 @@ def with_derived_state(flow: FlowRecord, now_ms: int, retention_ms: int) -> Flow
     )
 
 
-def _derived_state(flow: FlowRecord) -> FlowState:
-    cancelled = flow.public_flow_state is FlowState.CANCELLED
+def _derived_state(flow: flow_records.FlowRecord) -> flow_records.FlowState:
+    cancelled = flow.public_flow_state is flow_records.FlowState.CANCELLED
     if ended_count(flow) < flow.node_count or (flow.node_count == 0 and not cancelled):
-        return FlowState.OPEN
+        return flow_records.FlowState.OPEN
     if cancelled:
-        return FlowState.CANCELLED
+        return flow_records.FlowState.CANCELLED
     unwanted = flow.members_cancelled - flow.members_spared
     if flow.members_failed or flow.members_expired or unwanted:
-        return FlowState.FAILED
-    return FlowState.COMPLETED
+        return flow_records.FlowState.FAILED
+    return flow_records.FlowState.COMPLETED
 
 
 # Edges and groups --------------------------------------------------------------
 
 
-def new_group(flow: FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL_OF) -> EdgeGroup:
-    return EdgeGroup(
+def new_group(
+    flow: flow_records.FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL_OF
+) -> flow_records.EdgeGroup:
+    return flow_records.EdgeGroup(
         partition_key=flow.partition_key,
         downstream_id=downstream_id,
         flow_id=flow.flow_id,
@@ -449,7 +462,7 @@ def new_group(flow: FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL
     )
 
 
-def with_rule(group: EdgeGroup, rule: JoinRule) -> EdgeGroup:
+def with_rule(group: flow_records.EdgeGroup, rule: JoinRule) -> flow_records.EdgeGroup:
     """The group under another policy, which is fixed once there is an edge."""
     if rule == rule_of(group):
         return group
@@ -463,8 +476,10 @@ def with_rule(group: EdgeGroup, rule: JoinRule) -> EdgeGroup:
     )
 
 
-def new_edge(flow: FlowRecord, wanted: NewEdge, now_ms: int, *, applied: bool) -> Edge:
-    return Edge(
+def new_edge(
+    flow: flow_records.FlowRecord, wanted: NewEdge, now_ms: int, *, applied: bool
+) -> flow_records.Edge:
+    return flow_records.Edge(
         partition_key=flow.partition_key,
         flow_id=flow.flow_id,
         edge_id=wanted.edge_id,
@@ -473,13 +488,15 @@ def new_edge(flow: FlowRecord, wanted: NewEdge, now_ms: int, *, applied: bool) -
         dependency_kind=SUCCESS_ONLY,
         data_passing_ref=wanted.data_passing_ref,
         replaces_payload=wanted.replaces_payload,
-        edge_state=EdgeState.APPLIED if applied else EdgeState.PENDING,
+        edge_state=flow_records.EdgeState.APPLIED if applied else flow_records.EdgeState.PENDING,
         created_at_ms=now_ms,
         applied_at_ms=now_ms if applied else None,
     )
 
 
-def with_staged(group: EdgeGroup, edges: Sequence[NewEdge], *, applied: bool) -> EdgeGroup:
+def with_staged(
+    group: flow_records.EdgeGroup, edges: Sequence[NewEdge], *, applied: bool
+) -> flow_records.EdgeGroup:
     return structs.replace(
         group,
         staged=group.staged + len(edges),

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import transitions
+from flowfabric.core import states, transitions
 from flowfabric.core.checks import check_int, check_optional_time, missing
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.executions import Timing
@@ -51,16 +51,6 @@ from flowfabric.core.situations import (
     held_by,
     resumes,
     situation_of,
-)
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    AttemptState,
-    AttemptType,
-    EligibilityState,
-    LaneState,
-    LifecyclePhase,
-    OwnershipState,
-    TerminalOutcome,
 )
 
 # The key a worker shows -----------------------------------------------------
@@ -155,7 +145,7 @@ def live_grant(subject: transitions.Subject, now_ms: int) -> StoredGrant | None:
 
 def hands_out(lane: Lane | None) -> bool:
     """Whether work of this lane may get to workers, whichever way."""
-    return lane is None or lane.state in (LaneState.ACTIVE, LaneState.DRAINING)
+    return lane is None or lane.state in (states.LaneState.ACTIVE, states.LaneState.DRAINING)
 
 
 def check_lane(lane: Lane | None) -> None:
@@ -172,7 +162,7 @@ def decide_grant(
     refused, and the time of it kept on the execution.
     """
     execution = subject.execution
-    waits = execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+    waits = execution.lifecycle_phase is states.LifecyclePhase.RUNNABLE
     if not waits or held_by(execution) not in (Hold.NOTHING, Hold.GRANT):
         raise errors.ExecutionNotEligible(
             f"{execution.called} is {execution.public_state} and waits for no worker"
@@ -197,7 +187,7 @@ def decide_reclaim_grant(
     lost = _notice(subject, timing)
     subject = _after(subject, lost)
     execution = subject.execution
-    if execution.lifecycle_phase is LifecyclePhase.TERMINAL and lost.updates:
+    if execution.lifecycle_phase is states.LifecyclePhase.TERMINAL and lost.updates:
         limit = reclaim_limit(parse_policy(execution.policy))
         if reclaims(execution) >= limit:
             exceeded = ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
@@ -262,7 +252,7 @@ def _note_mismatch(execution: Execution, now_ms: int) -> transitions.Changes:
 
 def _notice(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
     execution = subject.execution
-    leased = execution.ownership_state is OwnershipState.LEASED
+    leased = execution.ownership_state is states.OwnershipState.LEASED
     if not leased or not lease_is_dead(execution, timing.now_ms):
         return transitions.NO_CHANGES
     return note_expired(subject, timing.now_ms)
@@ -277,7 +267,7 @@ def _after(subject: transitions.Subject, changes: transitions.Changes) -> transi
 
 def _reclaimable(execution: Execution) -> bool:
     lost = execution.ownership_state in LOST_LEASE
-    active = execution.lifecycle_phase is LifecyclePhase.ACTIVE
+    active = execution.lifecycle_phase is states.LifecyclePhase.ACTIVE
     return active and lost and held_by(execution) in (Hold.NOTHING, Hold.GRANT)
 
 
@@ -394,7 +384,7 @@ def decide_claim_granted(
     execution = subject.execution
     check_leaseable(execution)
     check_lane_meant(execution, claim.lane_id)
-    if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
+    if execution.attempt_state is states.AttemptState.ATTEMPT_INTERRUPTED:
         raise errors.UseClaimResumedExecution(
             f"{execution.called} continues an attempt: claim it as resumed"
         )
@@ -411,9 +401,9 @@ def decide_claim_resumed(
         return transitions.Decision(answer=repeated)
     execution = subject.execution
     check_lane_meant(execution, claim.lane_id)
-    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+    if execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
         raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
-    if execution.attempt_state is not AttemptState.ATTEMPT_INTERRUPTED:
+    if execution.attempt_state is not states.AttemptState.ATTEMPT_INTERRUPTED:
         raise errors.NotAResumedExecution(
             f"{execution.called} has no attempt to continue: claim it the ordinary way"
         )
@@ -475,19 +465,19 @@ def check_grant(
 
 def check_leaseable(execution: Execution) -> None:
     """Raise unless the execution waits for a worker."""
-    if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
+    if execution.lifecycle_phase is states.LifecyclePhase.TERMINAL:
         raise not_active(execution)
-    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+    if execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
         raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
-    if execution.ownership_state is not OwnershipState.UNOWNED:
+    if execution.ownership_state is not states.OwnershipState.UNOWNED:
         raise errors.LeaseConflict(f"{execution.called} is owned by {execution.worker_id}")
     if (
-        execution.eligibility_state is not EligibilityState.ELIGIBLE_NOW
-        or execution.terminal_outcome is not TerminalOutcome.NONE
+        execution.eligibility_state is not states.EligibilityState.ELIGIBLE_NOW
+        or execution.terminal_outcome is not states.TerminalOutcome.NONE
         or execution.cancel_requested
     ):
         raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
-    if execution.attempt_state is AttemptState.RUNNING_ATTEMPT:
+    if execution.attempt_state is states.AttemptState.RUNNING_ATTEMPT:
         raise errors.ActiveAttemptExists(f"{execution.called} has a running attempt")
 
 
@@ -495,7 +485,7 @@ def _repeated(subject: transitions.Subject, claim: GrantClaim, now_ms: int) -> G
     """What the same process has got for this grant already, if it still holds it."""
     execution, attempt = subject.execution, subject.attempt
     if (
-        execution.ownership_state is not OwnershipState.LEASED
+        execution.ownership_state is not states.OwnershipState.LEASED
         or execution.lease_id != claim.ids.lease_id
         or execution.worker_instance_id != claim.worker.worker_instance_id
         or lease_is_dead(execution, now_ms)
@@ -510,10 +500,10 @@ def _repeated(subject: transitions.Subject, claim: GrantClaim, now_ms: int) -> G
     )
 
 
-def _kind(attempt_type: AttemptType, resumed_at_ms: int | None) -> HandleKind:
+def _kind(attempt_type: states.AttemptType, resumed_at_ms: int | None) -> HandleKind:
     if resumed_at_ms is not None:
         return HandleKind.RESUMED
-    return HandleKind.RECLAIMED if attempt_type is AttemptType.RECLAIM else HandleKind.FRESH
+    return HandleKind.RECLAIMED if attempt_type is states.AttemptType.RECLAIM else HandleKind.FRESH
 
 
 def check_lane_meant(execution: Execution, lane_id: str | None) -> None:
@@ -583,9 +573,9 @@ def _give_up(subject: transitions.Subject, timing: Timing) -> transitions.Change
     reason = "max_reclaims_exceeded"
     ended = transitions.finish(
         subject,
-        TerminalOutcome.FAILED,
+        states.TerminalOutcome.FAILED,
         timing.now_ms,
-        attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
+        attempt_end=states.AttemptLifecycle.INTERRUPTED_RECLAIMED,
         reason=reason,
         attempt_failure=reason,
         fields={"failure_reason": reason},
@@ -613,7 +603,7 @@ def decide_grant_and_claim(
     With `force`, one whose attempt sleeps is woken for it.
     """
     execution = subject.execution
-    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+    if execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
         raise not_eligible(execution)
     grant = live_grant(subject, now_ms)
     if grant is not None:

@@ -16,21 +16,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import checks, transitions
+from flowfabric.core import checks, records, transitions
 from flowfabric.core.events import operator_event
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import SignalId, WaitpointKey
 from flowfabric.core.policies import DURATION_MAX_MS
-from flowfabric.core.records import (
-    Execution,
-    SignalEffect,
-    SignalRecord,
-    Suspension,
-    SuspensionReason,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
-)
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import (
@@ -92,7 +82,7 @@ def check_resume_policy(policy: object) -> ResumePolicy:
     return policy
 
 
-def stored_policy(suspension: Suspension) -> ResumePolicy:
+def stored_policy(suspension: records.Suspension) -> ResumePolicy:
     try:
         return msgspec.json.decode(suspension.resume_policy, type=ResumePolicy)
     except msgspec.DecodeError as error:
@@ -100,7 +90,7 @@ def stored_policy(suspension: Suspension) -> ResumePolicy:
 
 
 class SuspensionExpired(Struct, frozen=True, kw_only=True, tag="Expired"):
-    behavior_applied: TimeoutBehavior
+    behavior_applied: records.TimeoutBehavior
 
 
 class WaitpointsClosed(Struct, frozen=True, kw_only=True, tag="Closed"):
@@ -154,7 +144,7 @@ def resume(
     return transitions.Changes(updates=(after, closed, *waitpoints))
 
 
-def check_suspended(subject: transitions.Subject) -> Suspension:
+def check_suspended(subject: transitions.Subject) -> records.Suspension:
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED or subject.suspension is None:
         raise errors.ExecutionNotSuspended(
@@ -170,7 +160,7 @@ def decide_resume(
     suspension = check_suspended(subject)
     changes = resume(subject, f"resumed_by_{trigger}", timing.now_ms, delay_ms=delay_ms)
     after = changes.updates[0]
-    assert isinstance(after, Execution)
+    assert isinstance(after, records.Execution)
     details = {
         "suspension_id": suspension.suspension_id,
         "trigger_type": trigger,
@@ -200,17 +190,17 @@ def decide_expire_suspension(
         return transitions.Decision(answer=AlreadySatisfied(reason="no_active_suspension_cleaned"))
     if suspension.timeout_at_ms is None or suspension.timeout_at_ms > timing.now_ms:
         return transitions.Decision(answer=AlreadySatisfied(reason="not_yet_due"))
-    behavior = suspension.timeout_behavior or TimeoutBehavior.FAIL
+    behavior = suspension.timeout_behavior or records.TimeoutBehavior.FAIL
     match behavior:
-        case TimeoutBehavior.AUTO_RESUME:
+        case records.TimeoutBehavior.AUTO_RESUME:
             changes = _resume_by_timeout(subject, suspension, signal_id, timing.now_ms)
-        case TimeoutBehavior.ESCALATE:
+        case records.TimeoutBehavior.ESCALATE:
             changes = _escalate(subject, suspension, timing.now_ms)
-        case TimeoutBehavior.FAIL:
+        case records.TimeoutBehavior.FAIL:
             changes = _end(subject, behavior, TerminalOutcome.FAILED, timing)
-        case TimeoutBehavior.CANCEL:
+        case records.TimeoutBehavior.CANCEL:
             changes = _end(subject, behavior, TerminalOutcome.CANCELLED, timing)
-        case TimeoutBehavior.EXPIRE:
+        case records.TimeoutBehavior.EXPIRE:
             changes = _end(subject, behavior, TerminalOutcome.EXPIRED, timing)
     return transitions.Decision(
         answer=SuspensionExpired(behavior_applied=behavior), changes=changes
@@ -219,7 +209,7 @@ def decide_expire_suspension(
 
 def _end(
     subject: transitions.Subject,
-    behavior: TimeoutBehavior,
+    behavior: records.TimeoutBehavior,
     outcome: TerminalOutcome,
     timing: Timing,
 ) -> transitions.Changes:
@@ -243,13 +233,13 @@ def _end(
 
 
 def _resume_by_timeout(
-    subject: transitions.Subject, suspension: Suspension, signal_id: SignalId, now_ms: int
+    subject: transitions.Subject, suspension: records.Suspension, signal_id: SignalId, now_ms: int
 ) -> transitions.Changes:
     before = subject.execution
     primary = next(
         (w for w in subject.waitpoints if w.waitpoint_id == suspension.waitpoint_id), None
     )
-    signal = SignalRecord(
+    signal = records.SignalRecord(
         partition_key=before.partition_key,
         execution_id=before.execution_id,
         signal_id=signal_id,
@@ -261,7 +251,7 @@ def _resume_by_timeout(
         signal_category="system",
         source_type="system",
         source_identity="suspension_timeout",
-        observed_effect=SignalEffect.SATISFIED,
+        observed_effect=records.SignalEffect.SATISFIED,
         satisfier=True,
         target_scope="execution",
         created_at_ms=now_ms,
@@ -279,7 +269,7 @@ def _resume_by_timeout(
 
 
 def _escalate(
-    subject: transitions.Subject, suspension: Suspension, now_ms: int
+    subject: transitions.Subject, suspension: records.Suspension, now_ms: int
 ) -> transitions.Changes:
     """Hand the pause over to people: it stays open, and no longer ends by itself."""
     after = transitions.change(
@@ -290,7 +280,7 @@ def _escalate(
     )
     escalated = structs.replace(
         suspension,
-        reason_code=SuspensionReason.WAITING_FOR_OPERATOR_REVIEW,
+        reason_code=records.SuspensionReason.WAITING_FOR_OPERATOR_REVIEW,
         timeout_at_ms=None,
         timeout_behavior=None,
     )
@@ -312,7 +302,7 @@ def decide_expire_waitpoints(
 
 def decide_close_waitpoint(
     subject: transitions.Subject,
-    waitpoint: Waitpoint | None,
+    waitpoint: records.Waitpoint | None,
     reason: str,
     administrative: bool,
     now_ms: int,
@@ -320,9 +310,9 @@ def decide_close_waitpoint(
     """Take no more signals at one waitpoint. This never wakes the execution."""
     if waitpoint is None:
         raise errors.WaitpointNotFound("there is no such waitpoint")
-    if waitpoint.state is WaitpointState.CLOSED:
+    if waitpoint.state is records.WaitpointState.CLOSED:
         return transitions.Decision(answer=WaitpointsClosed(closed=0))
-    if waitpoint.state is WaitpointState.ACTIVE and not administrative:
+    if waitpoint.state is records.WaitpointState.ACTIVE and not administrative:
         raise errors.WaitpointNotOpen(
             f"waitpoint {waitpoint.waitpoint_id} belongs to an open suspension:"
             " only an operator may close it"
@@ -331,7 +321,7 @@ def decide_close_waitpoint(
 
 
 def _close(
-    subject: transitions.Subject, waitpoints: list[Waitpoint], reason: str, now_ms: int
+    subject: transitions.Subject, waitpoints: list[records.Waitpoint], reason: str, now_ms: int
 ) -> transitions.Decision[WaitpointsClosed]:
     if not waitpoints:
         return transitions.Decision(answer=WaitpointsClosed(closed=0))

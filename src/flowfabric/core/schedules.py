@@ -15,16 +15,9 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import checks, policies
+from flowfabric.core import checks, ids, policies
 from flowfabric.core.bounds import NAME_BYTES_MAX
 from flowfabric.core.creation import NewExecution, PolicyInput
-from flowfabric.core.ids import (
-    LaneId,
-    Namespace,
-    parse_execution_kind,
-    parse_lane_id,
-    parse_namespace,
-)
 from flowfabric.core.records import Record
 from flowfabric.errors import InvalidInput
 
@@ -53,7 +46,7 @@ class Schedule(Record, frozen=True, kw_only=True):
     table: ClassVar[str] = "schedule"
     key: ClassVar[tuple[str, ...]] = ("namespace", "schedule_id")
 
-    namespace: Namespace
+    namespace: ids.Namespace
     schedule_id: str
     """The name its owner gave it."""
     schedule_kind: ScheduleKind
@@ -65,7 +58,7 @@ class Schedule(Record, frozen=True, kw_only=True):
     catch_up: CatchUp
     paused: bool = False
 
-    lane_id: LaneId
+    lane_id: ids.LaneId
     execution_kind: str
     payload: bytes = b""
     payload_encoding: str | None = None
@@ -161,15 +154,15 @@ def check_definition(
         raise InvalidInput("tags", f"must be at most {checks.TAGS_MAX - 2}", len(tags))
     policy = definition.policy
     return Schedule(
-        namespace=parse_namespace(definition.namespace),
+        namespace=ids.parse_namespace(definition.namespace),
         schedule_id=check_schedule_id(definition.schedule_id),
         schedule_kind=kind,
         expression=expression,
         timezone=checks.check_text("timezone", definition.timezone, empty=False),
         anchor_at_ms=now_ms,
         catch_up=checks.check_choice("catch_up", definition.catch_up, CatchUp),
-        lane_id=parse_lane_id(definition.lane_id),
-        execution_kind=parse_execution_kind(definition.execution_kind),
+        lane_id=ids.parse_lane_id(definition.lane_id),
+        execution_kind=ids.parse_execution_kind(definition.execution_kind),
         payload=checks.check_json(
             "input_payload",
             definition.input_payload,
@@ -359,7 +352,7 @@ def firing_request(schedule: Schedule, due_at_ms: int | None) -> NewExecution:
 class Firing(Struct, frozen=True):
     """One due time, and the execution it created."""
 
-    namespace: Namespace
+    namespace: ids.Namespace
     schedule_id: str
     due_at_ms: int
     execution_id: str

@@ -15,24 +15,11 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import bounds, checks, conditions
+from flowfabric.core import bounds, checks, conditions, records
 from flowfabric.core.executions import Timing, park, repeats
 from flowfabric.core.ids import SignalId, SuspensionId, WaitpointId, parse_uuid
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.policies import DURATION_MAX_MS, parse_policy
-from flowfabric.core.records import (
-    Execution,
-    HmacKey,
-    Requester,
-    SignalEffect,
-    SignalFacts,
-    SuspendDedup,
-    Suspension,
-    SuspensionReason,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
-)
 from flowfabric.core.resumption import NORMAL, RESUMED, ResumePolicy, check_resume_policy
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
@@ -66,10 +53,10 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
     """The first is the primary one."""
     condition: conditions.Condition
     resume_policy: ResumePolicy
-    reason_code: SuspensionReason
-    requested_by: Requester
+    reason_code: records.SuspensionReason
+    requested_by: records.Requester
     timeout_at_ms: int | None
-    timeout_behavior: TimeoutBehavior | None
+    timeout_behavior: records.TimeoutBehavior | None
     timeout_in_ms: int | None = None
     """The timeout counted from when the execution suspends, by the store's clock."""
     continuation_metadata_pointer: str | None
@@ -93,8 +80,8 @@ def check_suspend(
     waitpoints: object = None,
     suspension_id: object = None,
     resume_policy: object = NORMAL,
-    reason_code: object = SuspensionReason.WAITING_FOR_SIGNAL,
-    requested_by: object = Requester.WORKER,
+    reason_code: object = records.SuspensionReason.WAITING_FOR_SIGNAL,
+    requested_by: object = records.Requester.WORKER,
     timeout_at_ms: object = None,
     timeout_in_ms: object = None,
     timeout_behavior: object = None,
@@ -128,8 +115,8 @@ def check_suspend(
         bindings=bindings,
         condition=condition,
         resume_policy=check_resume_policy(resume_policy),
-        reason_code=checks.check_choice("reason_code", reason_code, SuspensionReason),
-        requested_by=checks.check_choice("requested_by", requested_by, Requester),
+        reason_code=checks.check_choice("reason_code", reason_code, records.SuspensionReason),
+        requested_by=checks.check_choice("requested_by", requested_by, records.Requester),
         timeout_at_ms=None
         if timeout_at_ms is None
         else checks.check_time("timeout_at_ms", timeout_at_ms),
@@ -150,12 +137,12 @@ def check_suspend(
     )
 
 
-def check_behavior(behavior: object) -> TimeoutBehavior | None:
+def check_behavior(behavior: object) -> records.TimeoutBehavior | None:
     if behavior is None:
         return None
     if behavior == "auto_resume":
-        return TimeoutBehavior.AUTO_RESUME
-    return checks.check_choice("timeout_behavior", behavior, TimeoutBehavior)
+        return records.TimeoutBehavior.AUTO_RESUME
+    return checks.check_choice("timeout_behavior", behavior, records.TimeoutBehavior)
 
 
 # What a suspend was answered, so that a repeat gets the same ----------------
@@ -164,10 +151,10 @@ def check_behavior(behavior: object) -> TimeoutBehavior | None:
 def remember(
     subject: Subject,
     request: SuspendRequest,
-    suspension: Suspension,
+    suspension: records.Suspension,
     already_satisfied: bool,
     now_ms: int,
-) -> tuple[SuspendDedup, ...]:
+) -> tuple[records.SuspendDedup, ...]:
     """So that a repeat gets this answer, whatever else it asks for."""
     execution = subject.execution
     if request.idempotency_key is None:
@@ -176,7 +163,7 @@ def remember(
     assert execution.current_attempt_id is not None
     assert execution.worker_instance_id is not None
     return (
-        SuspendDedup(
+        records.SuspendDedup(
             partition_key=execution.partition_key,
             execution_id=execution.execution_id,
             idempotency_key=request.idempotency_key,
@@ -193,7 +180,7 @@ def remember(
     )
 
 
-def lease_ttl_of(execution: Execution) -> int:
+def lease_ttl_of(execution: records.Execution) -> int:
     """How long the live lease was granted or renewed for."""
     assert execution.lease_expires_at_ms is not None
     assert execution.lease_last_renewed_at_ms is not None
@@ -208,7 +195,7 @@ def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
     return min(lasts_ms + bounds.SUSPEND_DEDUP_GRACE_MS, bounds.SUSPEND_DEDUP_TTL_MS_MAX)
 
 
-def may_repeat(execution: Execution, dedup: SuspendDedup, fence: Fence) -> bool:
+def may_repeat(execution: records.Execution, dedup: records.SuspendDedup, fence: Fence) -> bool:
     """Whether the caller is who was answered, or who holds the execution now."""
     asked = (fence.lease_id, fence.lease_epoch, fence.attempt_id)
     return asked in (
@@ -230,23 +217,25 @@ def may_repeat(execution: Execution, dedup: SuspendDedup, fence: Fence) -> bool:
 class TakenSignals(Struct, frozen=True, kw_only=True):
     """Kept signals as they count for the suspension."""
 
-    signals: tuple[SignalFacts, ...] = ()
+    signals: tuple[records.SignalFacts, ...] = ()
     """Those it takes."""
     closer: SignalId | None = None
     left: int = 0
     """How many stay kept."""
 
-    def counted(self, waitpoint: Waitpoint) -> Waitpoint:
+    def counted(self, waitpoint: records.Waitpoint) -> records.Waitpoint:
         """The waitpoint with those of its signals that count."""
         own = (each for each in self.signals if each.waitpoint_id == waitpoint.waitpoint_id)
         return structs.replace(waitpoint, matched_signal_count=sum(each.matched for each in own))
 
 
 def take(
-    condition: conditions.Condition, suspension: Suspension, kept: Sequence[SignalFacts]
+    condition: conditions.Condition,
+    suspension: records.Suspension,
+    kept: Sequence[records.SignalFacts],
 ) -> TakenSignals:
     """Use kept signals, in the order they came, until the condition is met."""
-    taken: list[SignalFacts] = []
+    taken: list[records.SignalFacts] = []
     for signal in kept:
         seen = conditions.observe(condition, taken, signal)
         if not seen.satisfier:
@@ -256,22 +245,22 @@ def take(
                 signal, suspension_id=suspension.suspension_id, matched=True, satisfier=True
             )
         )
-        if seen.effect is SignalEffect.SATISFIED:
+        if seen.effect is records.SignalEffect.SATISFIED:
             left = len(kept) - len(taken)
             return TakenSignals(signals=tuple(taken), closer=signal.signal_id, left=left)
     return TakenSignals(signals=tuple(taken), left=len(kept) - len(taken))
 
 
-BLOCKING: Final[Mapping[SuspensionReason, BlockingReason]] = {
-    SuspensionReason.WAITING_FOR_SIGNAL: BlockingReason.WAITING_FOR_SIGNAL,
-    SuspensionReason.STEP_BOUNDARY: BlockingReason.WAITING_FOR_SIGNAL,
-    SuspensionReason.WAITING_FOR_APPROVAL: BlockingReason.WAITING_FOR_APPROVAL,
-    SuspensionReason.WAITING_FOR_CALLBACK: BlockingReason.WAITING_FOR_CALLBACK,
-    SuspensionReason.WAITING_FOR_TOOL_RESULT: BlockingReason.WAITING_FOR_TOOL_RESULT,
-    SuspensionReason.WAITING_FOR_OPERATOR_REVIEW: BlockingReason.PAUSED_BY_OPERATOR,
-    SuspensionReason.MANUAL_PAUSE: BlockingReason.PAUSED_BY_OPERATOR,
-    SuspensionReason.PAUSED_BY_POLICY: BlockingReason.PAUSED_BY_POLICY,
-    SuspensionReason.PAUSED_BY_BUDGET: BlockingReason.WAITING_FOR_BUDGET,
+BLOCKING: Final[Mapping[records.SuspensionReason, BlockingReason]] = {
+    records.SuspensionReason.WAITING_FOR_SIGNAL: BlockingReason.WAITING_FOR_SIGNAL,
+    records.SuspensionReason.STEP_BOUNDARY: BlockingReason.WAITING_FOR_SIGNAL,
+    records.SuspensionReason.WAITING_FOR_APPROVAL: BlockingReason.WAITING_FOR_APPROVAL,
+    records.SuspensionReason.WAITING_FOR_CALLBACK: BlockingReason.WAITING_FOR_CALLBACK,
+    records.SuspensionReason.WAITING_FOR_TOOL_RESULT: BlockingReason.WAITING_FOR_TOOL_RESULT,
+    records.SuspensionReason.WAITING_FOR_OPERATOR_REVIEW: BlockingReason.PAUSED_BY_OPERATOR,
+    records.SuspensionReason.MANUAL_PAUSE: BlockingReason.PAUSED_BY_OPERATOR,
+    records.SuspensionReason.PAUSED_BY_POLICY: BlockingReason.PAUSED_BY_POLICY,
+    records.SuspensionReason.PAUSED_BY_BUDGET: BlockingReason.WAITING_FOR_BUDGET,
 }
 
 
@@ -285,13 +274,13 @@ class SuspendAnswer(Struct, frozen=True, kw_only=True):
 class SuspendFindings(Struct, frozen=True, kw_only=True):
     """What was found, under the execution's lock, about a request."""
 
-    keys: Sequence[HmacKey]
-    bound: Mapping[WaitpointId, Waitpoint] = {}
+    keys: Sequence[records.HmacKey]
+    bound: Mapping[WaitpointId, records.Waitpoint] = {}
     """Rows that already have an id the request names."""
-    kept: Sequence[SignalFacts] = ()
+    kept: Sequence[records.SignalFacts] = ()
     """Signals no wait has taken, under any name, in order."""
     suspension_id_taken: bool = False
-    expired_dedup: SuspendDedup | None = None
+    expired_dedup: records.SuspendDedup | None = None
 
 
 def decide_suspend(
@@ -355,7 +344,7 @@ def decide_take(
 
 
 def with_pending(
-    request: SuspendRequest, waitpoints: Sequence[Waitpoint], now_ms: int
+    request: SuspendRequest, waitpoints: Sequence[records.Waitpoint], now_ms: int
 ) -> SuspendRequest:
     """The request with every pending waitpoint of its names in place of a fresh one."""
     if not request.take_pending:
@@ -367,7 +356,7 @@ def with_pending(
             for each in sorted(waitpoints, key=lambda each: (each.created_at_ms, each.waitpoint_id))
             if isinstance(binding, BoundWaitpoint)
             and each.waitpoint_key == binding.waitpoint_key
-            and each.state is WaitpointState.PENDING
+            and each.state is records.WaitpointState.PENDING
             and not is_expired(each, now_ms)
         ]
         bindings += made or [binding]
@@ -388,14 +377,14 @@ def _check_may_suspend(subject: Subject, fence: Fence, timing: Timing) -> None:
 
 
 def with_default_timeout(
-    request: SuspendRequest, execution: Execution, now_ms: int
+    request: SuspendRequest, execution: records.Execution, now_ms: int
 ) -> SuspendRequest:
     """The request with the execution's own policy for what it leaves open."""
     policy = parse_policy(execution.policy).suspension_policy
     timeout_at_ms = request.timeout_at_ms
     if request.timeout_in_ms is not None:
         timeout_at_ms = min(now_ms + request.timeout_in_ms, bounds.TIME_MS_MAX)
-    behavior = request.timeout_behavior or TimeoutBehavior.FAIL
+    behavior = request.timeout_behavior or records.TimeoutBehavior.FAIL
     if policy is not None:
         behavior = request.timeout_behavior or policy.timeout_behavior
         if timeout_at_ms is None and policy.default_timeout_ms is not None:
@@ -410,7 +399,7 @@ def with_default_timeout(
 
 def _opened(
     subject: Subject, request: SuspendRequest, found: SuspendFindings, now_ms: int
-) -> tuple[Suspension, tuple[Waitpoint, ...]]:
+) -> tuple[records.Suspension, tuple[records.Waitpoint, ...]]:
     execution = subject.execution
     for bound in request.fresh:
         if bound.waitpoint_id in found.bound:
@@ -429,7 +418,7 @@ def _opened(
     active = tuple(
         structs.replace(
             waitpoint,
-            state=WaitpointState.ACTIVE,
+            state=records.WaitpointState.ACTIVE,
             suspension_id=request.suspension_id,
             attempt_index=execution.current_attempt_index,
             ordinal=ordinal,
@@ -445,12 +434,12 @@ def _opened(
 
 
 def _taken_over(
-    execution: Execution, pending: UsePending, found: SuspendFindings, now_ms: int
-) -> Waitpoint:
+    execution: records.Execution, pending: UsePending, found: SuspendFindings, now_ms: int
+) -> records.Waitpoint:
     waitpoint = found.bound.get(WaitpointId(pending.waitpoint_id))
     if waitpoint is None:
         raise errors.WaitpointNotFound(f"waitpoint {pending.waitpoint_id} does not exist")
-    if waitpoint.state is not WaitpointState.PENDING:
+    if waitpoint.state is not records.WaitpointState.PENDING:
         raise errors.WaitpointNotPending(f"waitpoint {waitpoint.waitpoint_id} is {waitpoint.state}")
     if waitpoint.attempt_index != execution.current_attempt_index and not pending.any_attempt:
         raise errors.InvalidWaitpointForExecution(
@@ -464,9 +453,9 @@ def _taken_over(
 
 
 def _new_suspension(
-    execution: Execution, request: SuspendRequest, primary: WaitpointId, now_ms: int
-) -> Suspension:
-    return Suspension(
+    execution: records.Execution, request: SuspendRequest, primary: WaitpointId, now_ms: int
+) -> records.Suspension:
+    return records.Suspension(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         suspension_id=request.suspension_id,
@@ -486,18 +475,18 @@ def _new_suspension(
 class _Opened(Struct, frozen=True, kw_only=True):
     """The waitpoints of a suspension, by whether they have a row already."""
 
-    fresh: tuple[Waitpoint, ...]
-    taken_over: tuple[Waitpoint, ...]
+    fresh: tuple[records.Waitpoint, ...]
+    taken_over: tuple[records.Waitpoint, ...]
 
     @classmethod
-    def of(cls, waitpoints: Sequence[Waitpoint], found: SuspendFindings) -> Self:
+    def of(cls, waitpoints: Sequence[records.Waitpoint], found: SuspendFindings) -> Self:
         return cls(
             fresh=tuple(each for each in waitpoints if each.waitpoint_id not in found.bound),
             taken_over=tuple(each for each in waitpoints if each.waitpoint_id in found.bound),
         )
 
 
-def _waits_for(suspension: Suspension) -> str:
+def _waits_for(suspension: records.Suspension) -> str:
     names = conditions.referenced_waitpoint_keys(
         conditions.stored_condition(suspension.resume_condition)
     )
@@ -506,7 +495,11 @@ def _waits_for(suspension: Suspension) -> str:
 
 
 def _paused(
-    subject: Subject, suspension: Suspension, opened: _Opened, seen: TakenSignals, now_ms: int
+    subject: Subject,
+    suspension: records.Suspension,
+    opened: _Opened,
+    seen: TakenSignals,
+    now_ms: int,
 ) -> Changes:
     waits = into(Situation.SUSPENDED, _waits_for(suspension))
     changes = park(
@@ -530,7 +523,11 @@ def _paused(
 
 
 def _satisfied(
-    subject: Subject, suspension: Suspension, opened: _Opened, seen: TakenSignals, now_ms: int
+    subject: Subject,
+    suspension: records.Suspension,
+    opened: _Opened,
+    seen: TakenSignals,
+    now_ms: int,
 ) -> Changes:
     """The record of a pause that never happened; the worker keeps its lease."""
     before = subject.execution
@@ -544,10 +541,10 @@ def _satisfied(
     open_count = before.open_waitpoint_count - len(opened.taken_over)
     after = change(before, now_ms, open_waitpoint_count=open_count, keeps_signals=bool(seen.left))
 
-    def closed(waitpoint: Waitpoint) -> Waitpoint:
+    def closed(waitpoint: records.Waitpoint) -> records.Waitpoint:
         return structs.replace(
             seen.counted(waitpoint),
-            state=WaitpointState.CLOSED,
+            state=records.WaitpointState.CLOSED,
             satisfied_at_ms=now_ms,
             closed_at_ms=now_ms,
             close_reason=RESUMED,

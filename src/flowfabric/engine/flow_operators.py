@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core import bounds, flow_endings, results
+from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
 from flowfabric.core.executions import (
     CancelRequest,
@@ -22,15 +22,6 @@ from flowfabric.core.executions import (
     decide_cancel_waiting,
 )
 from flowfabric.core.flow_joins import SIBLING_REASONS
-from flowfabric.core.flow_records import (
-    CancellationPolicy,
-    CompletionDispatch,
-    Edge,
-    EdgeGroup,
-    EdgeState,
-    FlowRecord,
-    PendingCancel,
-)
 from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
@@ -52,7 +43,7 @@ class FlowOperators(FlowBuilding):
         flow_id: str,
         *,
         reason: str = "",
-        cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
+        cancellation_policy: str = flow_records.CancellationPolicy.CANCEL_ALL,
         wait: flow_endings.CancelWait = flow_endings.NoWait(),  # noqa: B008
     ) -> results.CancelFlowResult:
         """Close a flow and cancel the members its policy names.
@@ -83,7 +74,7 @@ class FlowOperators(FlowBuilding):
         flow_id: str,
         *,
         reason: str = "",
-        cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
+        cancellation_policy: str = flow_records.CancellationPolicy.CANCEL_ALL,
         grace_ms: int | None = None,
     ) -> results.CancelHeaderResult:
         """Close a flow and queue its members' cancellation, without waiting for it."""
@@ -118,7 +109,9 @@ class FlowOperators(FlowBuilding):
             # cancelled in its own transaction.
             return await self.store.transact(lambda tx: body(tx, at_once_max=0))
 
-    async def _already_ended(self, tx: Transaction, flow: FlowRecord) -> results.FlowAlreadyEnded:
+    async def _already_ended(
+        self, tx: Transaction, flow: flow_records.FlowRecord
+    ) -> results.FlowAlreadyEnded:
         satisfied, impossible = SIBLING_REASONS
         members = await tx.select_as(
             CancelledMember,
@@ -137,7 +130,7 @@ class FlowOperators(FlowBuilding):
             member_count=members[0].member_count if members else 0,
         )
 
-    async def _give_up_short_joins(self, tx: Transaction, flow: FlowRecord) -> None:
+    async def _give_up_short_joins(self, tx: Transaction, flow: flow_records.FlowRecord) -> None:
         """Queue members whose quorum lacks edges: none can be added to a closed flow."""
         if await tx.select(
             "enqueue_short_joins",
@@ -148,12 +141,12 @@ class FlowOperators(FlowBuilding):
             tx.hint(unit.MEMBER_CANCEL_TOPIC)
 
     async def _cancel_members(
-        self, tx: Transaction, flow: FlowRecord, at_once_max: int
+        self, tx: Transaction, flow: flow_records.FlowRecord, at_once_max: int
     ) -> list[ExecutionId]:
         """Cancel the members the policy names, or mark them for it when they are many."""
-        if flow.cancellation_policy is CancellationPolicy.FLOW_ONLY:
+        if flow.cancellation_policy is flow_records.CancellationPolicy.FLOW_ONLY:
             return []
-        only_waiting = flow.cancellation_policy is CancellationPolicy.CANCEL_PENDING
+        only_waiting = flow.cancellation_policy is flow_records.CancellationPolicy.CANCEL_PENDING
         members = await tx.select_as(
             ExecutionId,
             "cancellable_members",
@@ -204,7 +197,9 @@ class FlowOperators(FlowBuilding):
         except TROUBLE:
             return await self._cancel_one_by_one(asked, limit)
 
-    async def _cancel_queued(self, tx: Transaction, rows: Sequence[PendingCancel]) -> None:
+    async def _cancel_queued(
+        self, tx: Transaction, rows: Sequence[flow_records.PendingCancel]
+    ) -> None:
         """Members that have ended meanwhile, or are gone, need nothing more."""
         if rows:
             asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
@@ -212,7 +207,7 @@ class FlowOperators(FlowBuilding):
             await tx.save(Changes(deletes=tuple(rows)))
 
     async def _cancel_one_by_one(self, flow_id: FlowId | None, limit: int) -> Swept:
-        async def queued(tx: Transaction) -> Sequence[PendingCancel]:
+        async def queued(tx: Transaction) -> Sequence[flow_records.PendingCancel]:
             return await _due(tx, flow_id, limit)
 
         rows = await self.store.transact(queued)
@@ -229,13 +224,13 @@ class FlowOperators(FlowBuilding):
             failures=tuple(failures),
         )
 
-    async def _cancel_alone(self, row: PendingCancel) -> None:
+    async def _cancel_alone(self, row: flow_records.PendingCancel) -> None:
         async def body(tx: Transaction) -> None:
             await self._cancel_queued(tx, await _still_queued(tx, row))
 
         await self.store.transact(body)
 
-    async def _postpone(self, row: PendingCancel) -> None:
+    async def _postpone(self, row: flow_records.PendingCancel) -> None:
         async def body(tx: Transaction) -> None:
             found = await _still_queued(tx, row)
             now_ms = await tx.now_ms()
@@ -256,7 +251,7 @@ class FlowOperators(FlowBuilding):
 
         async def body(tx: Transaction) -> None:
             key: Key = (self.flow_key(asked)[0], member_id)
-            row = await tx.lock_one(PendingCancel, key)
+            row = await tx.lock_one(flow_records.PendingCancel, key)
             if row is None or row.flow_id != asked:
                 return
             member = await tx.get_one(Execution, key)
@@ -281,17 +276,17 @@ class FlowOperators(FlowBuilding):
         async def body(tx: Transaction) -> results.SiblingCancelAction:
             await self.lock_flow(tx, asked)
             found = await tx.select_records(
-                PendingCancel,
+                flow_records.PendingCancel,
                 "list_siblings",
                 flow_id=asked,
                 downstream_id=uuid_of(downstream_id),
                 limit=bounds.BATCH_MAX,
             )
             keys: list[Key] = [(each.partition_key, each.execution_id) for each in found]
-            rows = await tx.lock(PendingCancel, keys)
+            rows = await tx.lock(flow_records.PendingCancel, keys)
             siblings = (await tx.get(Execution, keys)).values()
             unended = [e for e in siblings if e.lifecycle_phase is not LifecyclePhase.TERMINAL]
-            group = await tx.get_one(EdgeGroup, key)
+            group = await tx.get_one(flow_records.EdgeGroup, key)
             action = flow_endings.reconciled(group, len(rows), len(unended))
             if action is not results.SiblingCancelAction.NO_OP:
                 await tx.save(Changes(deletes=tuple(rows.values())))
@@ -346,14 +341,26 @@ class CancelledMember(Struct, frozen=True):
     """How many there are in all."""
 
 
-async def _due(tx: Transaction, flow_id: FlowId | None, limit: int) -> Sequence[PendingCancel]:
+async def _due(
+    tx: Transaction, flow_id: FlowId | None, limit: int
+) -> Sequence[flow_records.PendingCancel]:
     return await tx.select_records(
-        PendingCancel, "take_cancels", flow_id=flow_id, now_ms=await tx.now_ms(), limit=limit
+        flow_records.PendingCancel,
+        "take_cancels",
+        flow_id=flow_id,
+        now_ms=await tx.now_ms(),
+        limit=limit,
     )
 
 
-async def _still_queued(tx: Transaction, row: PendingCancel) -> list[PendingCancel]:
-    return list((await tx.lock(PendingCancel, [(row.partition_key, row.execution_id)])).values())
+async def _still_queued(
+    tx: Transaction, row: flow_records.PendingCancel
+) -> list[flow_records.PendingCancel]:
+    return list(
+        (
+            await tx.lock(flow_records.PendingCancel, [(row.partition_key, row.execution_id)])
+        ).values()
+    )
 
 
 def _cancel_ask(
@@ -523,8 +530,8 @@ class _Replaying:
             for key, execution in seen.items()
             if execution.flow_id is not None
         }
-        self.flows = await tx.lock(FlowRecord, sorted(set(homes.values())))
-        self.cancels = await tx.lock(PendingCancel, sorted(homes))
+        self.flows = await tx.lock(flow_records.FlowRecord, sorted(set(homes.values())))
+        self.cancels = await tx.lock(flow_records.PendingCancel, sorted(homes))
         self.subjects = await unit.lock_subjects(tx, set(self.asked))
         for key, subject in ((unit.execution_key(i), s) for i, s in self.subjects.items()):
             if (subject.execution.flow_id is not None) != (key in homes):
@@ -564,7 +571,7 @@ class _Replaying:
             subject, join.joined, self.reason, self.requested_by, timing
         )
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
-        untold = await tx.lock_one(CompletionDispatch, row_key)
+        untold = await tx.lock_one(flow_records.CompletionDispatch, row_key)
         after = self.engine.with_derived_state(
             flow_endings.uncount(flow, execution, untold), timing.now_ms
         )
@@ -587,7 +594,7 @@ class _Replaying:
     async def _join(self, tx: Transaction, execution_id: ExecutionId) -> "_Join":
         """What the member waits for: its join opened again, or what a satisfied one passes."""
         key = unit.execution_key(execution_id)
-        group = await tx.lock_one(EdgeGroup, key)
+        group = await tx.lock_one(flow_records.EdgeGroup, key)
         if group is None or group.staged == 0:
             return _Join(joined=None)
         bytes_max = self.engine.shell.config.payload_bytes_max
@@ -625,7 +632,8 @@ class _Replaying:
         due = [
             edge
             for edge in join.joined.reopened.edges
-            if edge.upstream_id in join.succeeded and edge.edge_state is EdgeState.APPLIED
+            if edge.upstream_id in join.succeeded
+            and edge.edge_state is flow_records.EdgeState.APPLIED
         ]
         resolved = await self.engine.resolve_edges(
             tx, due, {group.downstream_id: group}, join.succeeded
@@ -643,9 +651,9 @@ class _Join(Struct, frozen=True, kw_only=True):
     """Upstreams that count at once."""
 
 
-async def _edges_into(tx: Transaction, execution_id: ExecutionId) -> Sequence[Edge]:
+async def _edges_into(tx: Transaction, execution_id: ExecutionId) -> Sequence[flow_records.Edge]:
     return await tx.select_records(
-        Edge,
+        flow_records.Edge,
         "edges_into",
         partition_key=partition_of(execution_id),
         downstream_id=uuid_of(execution_id),

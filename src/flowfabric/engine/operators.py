@@ -9,15 +9,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core import bounds, executions, leases, results
-from flowfabric.core.checks import (
-    check_bool,
-    check_int,
-    check_list,
-    check_optional_text,
-    check_reason,
-    check_text,
-)
+from flowfabric.core import bounds, checks, executions, leases, results
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
@@ -59,12 +51,12 @@ def check_cancel(
     attempt_id: object = None,
 ) -> executions.CancelRequest:
     return executions.CancelRequest(
-        reason=check_reason(reason),
-        source=check_text("source", source),
+        reason=checks.check_reason(reason),
+        source=checks.check_text("source", source),
         lease_id=_optional_uuid("lease_id", lease_id),
         lease_epoch=None
         if lease_epoch is None
-        else check_int("lease_epoch", lease_epoch, 0, 2**62),
+        else checks.check_int("lease_epoch", lease_epoch, 0, 2**62),
         attempt_id=_optional_uuid("attempt_id", attempt_id),
     )
 
@@ -108,7 +100,7 @@ class Operators(Leases):
         self, execution_ids: Sequence[str], *, reason: str
     ) -> list[results.Cancelled | FlowFabricError]:
         """Cancel many as an operator; each gets its own answer or error."""
-        check_list("execution_ids", execution_ids, 0, bounds.BATCH_MAX)
+        checks.check_list("execution_ids", execution_ids, 0, bounds.BATCH_MAX)
         request = check_cancel(reason)
         return await self.shell.decide_many(
             [_cancel_ask(self.shell.check_execution_id(each), request) for each in execution_ids]
@@ -123,10 +115,10 @@ class Operators(Leases):
         worker_instance_id: str = "",
     ) -> results.RevokeResult:
         """Take the lease from its holder; the execution is ready for another worker at once."""
-        why = check_reason(reason)
+        why = checks.check_reason(reason)
         if expected_lease_id != "":
             parse_uuid("expected_lease_id", expected_lease_id)
-        check_text("worker_instance_id", worker_instance_id)
+        checks.check_text("worker_instance_id", worker_instance_id)
         return await self.shell.decide_about(
             execution_id,
             lambda subject, timing: leases.decide_revoke(
@@ -151,9 +143,9 @@ class Operators(Leases):
         With a lane, only if it is in that lane.
         """
         priority = executions.clamp_priority(new_priority, "new_priority")
-        check_bool("any_runnable", any_runnable)
+        checks.check_bool("any_runnable", any_runnable)
 
-        lane = parse_lane_id(lane_id) if check_text("lane_id", lane_id) else ""
+        lane = parse_lane_id(lane_id) if checks.check_text("lane_id", lane_id) else ""
 
         def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
             if lane not in ("", subject.execution.lane_id):
@@ -167,8 +159,8 @@ class Operators(Leases):
     def replay_ask(
         self, execution_id: str, reason: str | None, requested_by: str | None
     ) -> Ask[results.Replayed]:
-        check_optional_text("reason", reason, bytes_max=bounds.TEXT_BYTES_MAX)
-        check_optional_text("requested_by", requested_by)
+        checks.check_optional_text("reason", reason, bytes_max=bounds.TEXT_BYTES_MAX)
+        checks.check_optional_text("requested_by", requested_by)
         return Ask(
             self.shell.check_execution_id(execution_id),
             lambda subject, timing: executions.decide_replay(subject, reason, requested_by, timing),
@@ -203,7 +195,7 @@ class Operators(Leases):
         `waited_ms` is how long the database has kept the caller waiting: a lease that ended
         meanwhile does not count as the death of its worker.
         """
-        check_int("waited_ms", waited_ms, 0, DURATION_MAX_MS)
+        checks.check_int("waited_ms", waited_ms, 0, DURATION_MAX_MS)
         asked_s = time.monotonic()
 
         def expire(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
@@ -260,7 +252,7 @@ class Operators(Leases):
         self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """Delete ended executions past their keep time, with all that belongs to them."""
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
+        checks.check_int("limit", limit, 1, bounds.BATCH_MAX)
         whose = check_scanner_filter(only)
 
         async def body(tx: Transaction) -> Swept:
@@ -279,7 +271,7 @@ class Operators(Leases):
 
     async def trim_routes(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Forget kinds and keys of limits that no execution has and nobody submitted lately."""
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
+        checks.check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             now_ms = await tx.now_ms()
@@ -300,7 +292,7 @@ class Operators(Leases):
         return await self.store.transact(body)
 
     async def _trim(self, name: str, age_ms: int, limit: int) -> Swept:
-        check_int("limit", limit, 1, bounds.BATCH_MAX)
+        checks.check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() - age_ms

@@ -6,23 +6,10 @@ from typing import Self, TypeVar
 
 from msgspec import Struct, structs
 
-from flowfabric.core import bounds, checks, ids, views, workers
+from flowfabric.core import bounds, checks, ids, records, views, workers
 from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
 from flowfabric.core.flow_records import EdgeGroup
-from flowfabric.core.records import (
-    Attempt,
-    Execution,
-    FailedStep,
-    Lane,
-    SignalFacts,
-    SignalRecord,
-    StoredGrant,
-    Suspension,
-    Waitpoint,
-    failed_step,
-    first_attempt,
-)
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.engine import gates, leases, paging, unit
@@ -123,7 +110,7 @@ NEWEST_FIRST = PageCursor(bounds.TIME_MS_MAX, ids.make_execution_id(ids.INDEX_MA
 OLDEST_FIRST = PageCursor(-1, ids.make_execution_id(0, ids.FIRST_UUID))
 
 
-def page_end(execution: Execution) -> PageCursor:
+def page_end(execution: records.Execution) -> PageCursor:
     """Where a newest-first page ends with this one."""
     return PageCursor(execution.created_at_ms, execution.execution_id)
 
@@ -133,7 +120,7 @@ def page_end(execution: Execution) -> PageCursor:
 UPSTREAMS_SHOWN_MAX = 3
 
 
-async def read_join_facts(reader: Reader, execution: Execution) -> JoinFacts | None:
+async def read_join_facts(reader: Reader, execution: records.Execution) -> JoinFacts | None:
     """None for an execution that no join holds back."""
     key = unit.execution_key(execution.execution_id)
     group = await reader.get_one(EdgeGroup, key) if execution.join_pending else None
@@ -276,11 +263,11 @@ class Reads(unit.Group):
         """Attempts so far, which is the index the next one gets."""
         return await self._read_existing(execution_id, lambda e: e.total_attempt_count)
 
-    async def list_attempts(self, execution_id: str) -> tuple[Attempt, ...]:
+    async def list_attempts(self, execution_id: str) -> tuple[records.Attempt, ...]:
         """Every attempt, oldest first."""
         asked = self.shell.check_execution_id(execution_id)
 
-        async def body(reader: Reader) -> tuple[Attempt, ...]:
+        async def body(reader: Reader) -> tuple[records.Attempt, ...]:
             execution = await find(reader, asked)
             return () if execution is None else await attempts_of(reader, execution)
 
@@ -414,7 +401,9 @@ class Reads(unit.Group):
 
     # Shared
 
-    async def _read(self, execution_id: str, view: Callable[[Execution], T | None]) -> T | None:
+    async def _read(
+        self, execution_id: str, view: Callable[[records.Execution], T | None]
+    ) -> T | None:
         asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> T | None:
@@ -423,7 +412,7 @@ class Reads(unit.Group):
 
         return await self.store.read(body)
 
-    async def _read_existing(self, execution_id: str, view: Callable[[Execution], T]) -> T:
+    async def _read_existing(self, execution_id: str, view: Callable[[records.Execution], T]) -> T:
         asked = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> T:
@@ -432,32 +421,32 @@ class Reads(unit.Group):
         return await self.store.read(body)
 
 
-async def find(reader: Reader, execution_id: ids.ExecutionId) -> Execution | None:
+async def find(reader: Reader, execution_id: ids.ExecutionId) -> records.Execution | None:
     key = unit.execution_key(execution_id)
-    return await reader.get_one(Execution, key)
+    return await reader.get_one(records.Execution, key)
 
 
-async def find_or_refuse(reader: Reader, execution_id: ids.ExecutionId) -> Execution:
+async def find_or_refuse(reader: Reader, execution_id: ids.ExecutionId) -> records.Execution:
     execution = await find(reader, execution_id)
     if execution is None:
         raise InvalidInput("execution_id", "execution not found", execution_id)
     return execution
 
 
-async def attempts_of(reader: Reader, execution: Execution) -> tuple[Attempt, ...]:
+async def attempts_of(reader: Reader, execution: records.Execution) -> tuple[records.Attempt, ...]:
     """Every attempt, oldest first.
 
     Read the execution first: if its first attempt is no longer implicit, its row exists.
     """
     found = await reader.select_records(
-        Attempt,
+        records.Attempt,
         "list_attempts",
         partition_key=execution.partition_key,
         execution_id=ids.uuid_of(execution.execution_id),
     )
     if found:
         return tuple(found)
-    first = first_attempt(execution)
+    first = records.first_attempt(execution)
     return () if first is None else (first,)
 
 
@@ -491,11 +480,11 @@ class TagRow(Struct, frozen=True):
 
 async def select_matching(
     reader: Reader, matching: ExecutionFilter, after: PageCursor, limit: int
-) -> Sequence[Execution]:
+) -> Sequence[records.Execution]:
     """One indexed statement per kind of filter: by tag, by namespace, else by route and state."""
     name, parameters = matching.statement()
     return await reader.select_records(
-        Execution,
+        records.Execution,
         name,
         before_ms=after.time_ms,
         before_id=ids.uuid_of(after.execution_id),
@@ -505,7 +494,7 @@ async def select_matching(
     )
 
 
-async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
+async def surroundings(reader: Reader, execution: records.Execution) -> Surroundings:
     lane_key = (execution.lane_id,)
     facts = await gates.gate_facts(reader, [execution.route_id]) if execution.ready else {}
     now_ms = await reader.now_ms()
@@ -522,7 +511,7 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
     present = await present_workers(reader)
     need = workers.need_of(execution, required)
     return Surroundings(
-        lane=await reader.get_one(Lane, lane_key),
+        lane=await reader.get_one(records.Lane, lane_key),
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
         served=any(workers.serves(each, need) for each in present),
@@ -542,12 +531,12 @@ async def surroundings(reader: Reader, execution: Execution) -> Surroundings:
     )
 
 
-async def load_kept(reader: Reader, execution: Execution) -> Sequence[SignalFacts]:
+async def load_kept(reader: Reader, execution: records.Execution) -> Sequence[records.SignalFacts]:
     """The signals no wait has taken, in order."""
     if not execution.keeps_signals:
         return ()
     return await reader.select_records(
-        SignalFacts,
+        records.SignalFacts,
         "list_kept_signals",
         partition_key=execution.partition_key,
         execution_id=ids.uuid_of(execution.execution_id),
@@ -555,22 +544,24 @@ async def load_kept(reader: Reader, execution: Execution) -> Sequence[SignalFact
     )
 
 
-async def with_kept_signals(reader: Reader, execution: Execution, seen: Snapshot) -> Snapshot:
+async def with_kept_signals(
+    reader: Reader, execution: records.Execution, seen: Snapshot
+) -> Snapshot:
     """The view, with the first of the signals that no wait has taken, and their number."""
     found = await load_kept(reader, execution)
     shown = found[: bounds.KEPT_SIGNALS_SHOWN_MAX]
     keys = [(each.partition_key, each.execution_id, each.signal_id) for each in shown]
-    signals = await reader.get(SignalRecord, keys) if keys else {}
+    signals = await reader.get(records.SignalRecord, keys) if keys else {}
     kept = tuple(views.kept_signal(signals[key]) for key in keys)
     return structs.replace(seen, kept_signals=kept, kept_signal_count=len(found))
 
 
-async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
+async def waits_for(reader: Reader, execution: records.Execution) -> tuple[str, ...]:
     """The names of its open waitpoints."""
     if not execution.open_waitpoint_count:
         return ()
     found = await reader.select_records(
-        Waitpoint,
+        records.Waitpoint,
         "list_open_waitpoints",
         partition_key=ids.partition_of(execution.execution_id),
         execution_id=ids.uuid_of(execution.execution_id),
@@ -580,7 +571,7 @@ async def waits_for(reader: Reader, execution: Execution) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
 
 
-async def times_out_at(reader: Reader, execution: Execution) -> int | None:
+async def times_out_at(reader: Reader, execution: records.Execution) -> int | None:
     """When the wait ends that the execution is suspended on, met or not."""
     suspension = await find_suspension(
         reader, execution.execution_id, execution.current_suspension_id
@@ -590,31 +581,31 @@ async def times_out_at(reader: Reader, execution: Execution) -> int | None:
     return suspension.timeout_at_ms
 
 
-async def failed_step_of(reader: Reader, execution: Execution) -> FailedStep | None:
+async def failed_step_of(reader: Reader, execution: records.Execution) -> records.FailedStep | None:
     """The step whose failure ended its last attempt."""
     if execution.attempt_state not in FAILED_ATTEMPTS:
         return None
     key = (*unit.execution_key(execution.execution_id), execution.current_attempt_index)
-    last = await reader.get_one(Attempt, key)
-    return None if last is None else failed_step(last)
+    last = await reader.get_one(records.Attempt, key)
+    return None if last is None else records.failed_step(last)
 
 
-async def granted_to(reader: Reader, execution: Execution) -> str | None:
+async def granted_to(reader: Reader, execution: records.Execution) -> str | None:
     """The worker it is kept for."""
     if execution.granted_until_ms is None:
         return None
     key = unit.execution_key(execution.execution_id)
-    grant = (await reader.get(StoredGrant, [key])).get(key)
+    grant = (await reader.get(records.StoredGrant, [key])).get(key)
     return None if grant is None else grant.worker_id
 
 
 async def find_suspension(
     reader: Reader, execution_id: ids.ExecutionId, suspension_id: str | None
-) -> Suspension | None:
+) -> records.Suspension | None:
     if suspension_id is None:
         return None
     key = (*unit.execution_key(execution_id), suspension_id)
-    return await reader.get_one(Suspension, key)
+    return await reader.get_one(records.Suspension, key)
 
 
 async def condition_progress(
@@ -625,7 +616,7 @@ async def condition_progress(
     if suspension is None:
         return None
     came = await reader.select_records(
-        SignalFacts,
+        records.SignalFacts,
         "list_satisfiers",
         partition_key=ids.partition_of(execution_id),
         execution_id=ids.uuid_of(execution_id),

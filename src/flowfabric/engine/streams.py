@@ -10,14 +10,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core import checks
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
-from flowfabric.core.checks import (
-    check_choice,
-    check_int,
-    check_list,
-    check_optional_text,
-    check_text,
-)
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
@@ -107,7 +101,7 @@ class Streams(Group):
         self, appends: Sequence[FrameAppend]
     ) -> list[tuple[Appended, ...] | FlowFabricError]:
         """Append frames of many attempts at once; each attempt gets its own answers or error."""
-        check_list("appends", appends, 0, BATCH_MAX)
+        checks.check_list("appends", appends, 0, BATCH_MAX)
         checked = [value_or_error(self._check_append, each) for each in appends]
         good = [each for each in checked if isinstance(each, Append)]
         outcomes = iter(await self._append(good) if good else ())
@@ -135,7 +129,7 @@ class Streams(Group):
 
     async def trim_streams(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Delete frames that have outlived their time, or their execution."""
-        check_int("limit", limit, 1, BATCH_MAX)
+        checks.check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
             now_ms = await tx.now_ms()
@@ -165,9 +159,9 @@ class Streams(Group):
         if not isinstance(append, FrameAppend):
             raise InvalidInput("append", "must be a FrameAppend", append)
         handle = self.shell.verify_handle(append.handle)
-        check_list("frames", append.frames, 1, APPEND_FRAMES_MAX)
+        checks.check_list("frames", append.frames, 1, APPEND_FRAMES_MAX)
         if append.retention_maxlen is not None:
-            check_int("retention_maxlen", append.retention_maxlen, 0, FRAMES_KEPT_MAX)
+            checks.check_int("retention_maxlen", append.retention_maxlen, 0, FRAMES_KEPT_MAX)
         return Append(
             execution_id=handle.execution_id,
             fence=fence_of(handle),
@@ -187,14 +181,14 @@ def check_frame(frame: object) -> NewFrame:
         raise RetentionLimitExceeded(
             f"payload: {len(frame.payload)} bytes, a frame has at most {FRAME_BYTES_MAX}"
         )
-    check_text("frame_type", frame.frame_type)
-    check_optional_text("correlation_id", frame.correlation_id)
-    check_optional_text("step_key", frame.step_key, bytes_max=STEP_KEY_BYTES_MAX)
+    checks.check_text("frame_type", frame.frame_type)
+    checks.check_optional_text("correlation_id", frame.correlation_id)
+    checks.check_optional_text("step_key", frame.step_key, bytes_max=STEP_KEY_BYTES_MAX)
     if frame.seq is not None:
-        check_int("seq", frame.seq, 0, SEQ_MAX)
+        checks.check_int("seq", frame.seq, 0, SEQ_MAX)
     return structs.replace(
         frame,
-        kind=check_choice("kind", frame.kind, FrameKind),
+        kind=checks.check_choice("kind", frame.kind, FrameKind),
         encoding=_check_encoding(frame.encoding, frame.payload),
         mode=_check_mode(frame.mode),
     )
@@ -203,7 +197,7 @@ def check_frame(frame: object) -> NewFrame:
 def _check_encoding(encoding: object, payload: bytes) -> Encoding | None:
     if encoding is None:
         return None
-    named = check_choice("encoding", encoding, Encoding)
+    named = checks.check_choice("encoding", encoding, Encoding)
     if named is not Encoding.BASE64:
         try:
             payload.decode()
@@ -217,13 +211,15 @@ def _check_mode(mode: object) -> StreamMode:
         case Durable():
             return mode
         case DurableSummary():
-            check_text("patch_kind", mode.patch_kind)
+            checks.check_text("patch_kind", mode.patch_kind)
             return mode
         case BestEffortLive():
-            check_int("ttl_ms", mode.ttl_ms, 0, LIVE_TTL_MS_MAX)
+            checks.check_int("ttl_ms", mode.ttl_ms, 0, LIVE_TTL_MS_MAX)
             # What makes no sense is replaced by what does; see `dynamic_maxlen`.
-            check_int("maxlen_floor", mode.maxlen_floor, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX)
-            check_int("maxlen_ceiling", mode.maxlen_ceiling, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX)
+            checks.check_int("maxlen_floor", mode.maxlen_floor, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX)
+            checks.check_int(
+                "maxlen_ceiling", mode.maxlen_ceiling, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX
+            )
             _check_number("ema_alpha", mode.ema_alpha)
             return mode
         case _:

@@ -11,22 +11,12 @@ from typing import TypedDict, Unpack
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import bounds, events, ids, policies, results, resumption
+from flowfabric.core import bounds, events, ids, policies, records, results, resumption
 from flowfabric.core.checks import check_int
 from flowfabric.core.conditions import Condition
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.leases import Fence, check_fence_given, compare_fence
-from flowfabric.core.records import (
-    Attempt,
-    Execution,
-    HmacKey,
-    SuspendDedup,
-    Suspension,
-    TimeoutBehavior,
-    Waitpoint,
-    first_attempt,
-)
 from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.suspension import (
     SuspendAnswer,
@@ -74,7 +64,7 @@ class _Repeat(Struct, frozen=True, kw_only=True):
 
     subject: Subject
     answer: SuspendAnswer
-    dedup: SuspendDedup
+    dedup: records.SuspendDedup
 
 
 class SuspendOptions(TypedDict, total=False):
@@ -90,7 +80,7 @@ class SuspendOptions(TypedDict, total=False):
     timeout_at_ms: int | None
     """Without a timeout the execution's policy decides whether there is one."""
     timeout_in_ms: int | None
-    timeout_behavior: str | TimeoutBehavior | None
+    timeout_behavior: str | records.TimeoutBehavior | None
     continuation_metadata_pointer: str | None
     idempotency_key: str | None
     take_pending: bool
@@ -201,22 +191,22 @@ class Suspensions(unit.Group):
 
     async def _lock_repeat(
         self, tx: Transaction, subject: Subject, request: SuspendRequest
-    ) -> _Repeat | SuspendDedup | None:
+    ) -> _Repeat | records.SuspendDedup | None:
         """The remembered answer, or what is left of one that is no longer valid."""
         if request.idempotency_key is None:
             return None
         execution = subject.execution
         at = (execution.partition_key, execution.execution_id)
         key = (*at, request.idempotency_key)
-        dedup = await tx.lock_one(SuspendDedup, key)
+        dedup = await tx.lock_one(records.SuspendDedup, key)
         now_ms = await tx.now_ms()
         if dedup is None or dedup.expires_at_ms <= now_ms:
             return dedup
         keys = await waitpoint_keys.ensure_keys(tx)
-        suspension = await tx.get_one(Suspension, (*at, dedup.suspension_id))
+        suspension = await tx.get_one(records.Suspension, (*at, dedup.suspension_id))
         assert suspension is not None, "a suspension is kept as long as its execution"
         waitpoints = await tx.select_records(
-            Waitpoint,
+            records.Waitpoint,
             "list_suspension_waitpoints",
             partition_key=execution.partition_key,
             execution_id=ids.uuid_of(execution.execution_id),
@@ -229,7 +219,9 @@ class Suspensions(unit.Group):
         answer = SuspendAnswer(details=details, already_satisfied=dedup.already_satisfied)
         return _Repeat(subject=subject, answer=answer, dedup=dedup)
 
-    def _handle_of(self, execution: Execution, dedup: SuspendDedup | None) -> Handle:
+    def _handle_of(
+        self, execution: records.Execution, dedup: records.SuspendDedup | None
+    ) -> Handle:
         """The handle of the lease that was held when the execution was suspended."""
         if dedup is None:
             assert execution.lease_id is not None
@@ -279,13 +271,13 @@ async def _read_holder(
     tx: Unlocked, execution_id: ids.ExecutionId, request: SuspendRequest
 ) -> Suspending | None:
     rows = await tx.select_joined(
-        (Execution, Attempt, HmacKey),
+        (records.Execution, records.Attempt, records.HmacKey),
         "read_holder",
         partition_key=ids.partition_of(execution_id),
         execution_id=ids.uuid_of(execution_id),
     )
-    execution = rows[0].get(Execution) if rows else None
-    key = rows[0].get(HmacKey) if rows else None
+    execution = rows[0].get(records.Execution) if rows else None
+    key = rows[0].get(records.HmacKey) if rows else None
     if execution is None or key is None or _has_kept(execution, request):
         return None
     return Suspending(
@@ -295,22 +287,23 @@ async def _read_holder(
     )
 
 
-def _attempt_of(tx: Unlocked, execution: Execution, row: Joined) -> Attempt | None:
+def _attempt_of(tx: Unlocked, execution: records.Execution, row: Joined) -> records.Attempt | None:
     """The current attempt, whether it has a row or not."""
-    stored = row.get(Attempt)
+    stored = row.get(records.Attempt)
     if stored is not None:
         return stored
     tx.note_absent(
-        Attempt, [(*unit.execution_key(execution.execution_id), execution.current_attempt_index)]
+        records.Attempt,
+        [(*unit.execution_key(execution.execution_id), execution.current_attempt_index)],
     )
-    return first_attempt(execution)
+    return records.first_attempt(execution)
 
 
 async def lock_suspending(
     tx: Transaction,
     subject: Subject,
     request: SuspendRequest,
-    expired: SuspendDedup | None = None,
+    expired: records.SuspendDedup | None = None,
 ) -> Suspending:
     """Lock the waitpoints that a request names, and read what else its decision needs."""
     execution = subject.execution
@@ -318,8 +311,8 @@ async def lock_suspending(
     at = (execution.partition_key, execution.execution_id)
     pending = (ids.WaitpointId(each.waitpoint_id) for each in wanted.pending)
     named = [*pending, *(bound.waitpoint_id for bound in wanted.fresh)]
-    rows = await tx.lock(Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
-    taken = await tx.get(Suspension, [(*at, wanted.suspension_id)])
+    rows = await tx.lock(records.Waitpoint, [(*at, waitpoint_id) for waitpoint_id in named])
+    taken = await tx.get(records.Suspension, [(*at, wanted.suspension_id)])
     found = SuspendFindings(
         keys=await waitpoint_keys.ensure_keys(tx),
         bound={waitpoint.waitpoint_id: waitpoint for waitpoint in rows.values()},
@@ -330,7 +323,7 @@ async def lock_suspending(
     return Suspending(subject=subject, request=wanted, found=found)
 
 
-def _has_kept(execution: Execution, request: SuspendRequest) -> bool:
+def _has_kept(execution: records.Execution, request: SuspendRequest) -> bool:
     """Whether there may be something for the suspension to take over."""
     return execution.keeps_signals or (request.take_pending and execution.open_waitpoint_count > 0)
 

@@ -15,20 +15,10 @@ from collections.abc import Sequence
 from msgspec import Struct, structs
 
 from flowfabric import errors
+from flowfabric.core import waitpoints
 from flowfabric.core.bounds import ROTATION_GRACE_MS
 from flowfabric.core.records import HmacKey
 from flowfabric.core.transitions import Changes
-from flowfabric.core.waitpoints import (
-    FIRST_KID,
-    SECRET_BYTES,
-    SECRET_BYTES_MAX,
-    SECRET_BYTES_MIN,
-    accepted,
-    check_grace,
-    check_kid,
-    check_secret,
-    current_key,
-)
 from flowfabric.engine import unit
 from flowfabric.store.base import Reader, Transaction
 
@@ -86,13 +76,13 @@ async def lock_keys(tx: Transaction) -> Sequence[HmacKey]:
 async def ensure_keys(tx: Transaction) -> Sequence[HmacKey]:
     """The keys; the first one is made when there is none yet."""
     keys = await load_keys(tx)
-    if current_key(keys) is not None:
+    if waitpoints.current_key(keys) is not None:
         return keys
     keys = await lock_keys(tx)
-    if current_key(keys) is not None:
+    if waitpoints.current_key(keys) is not None:
         return keys
     # Without a current key there never was one: rotating replaces it in one transaction.
-    return [*keys, await _install(tx, FIRST_KID, os.urandom(SECRET_BYTES))]
+    return [*keys, await _install(tx, waitpoints.FIRST_KID, os.urandom(waitpoints.SECRET_BYTES))]
 
 
 async def _find(tx: Transaction, kid: str) -> HmacKey | None:
@@ -110,8 +100,10 @@ async def _rotate(
     tx: Transaction, keys: Sequence[HmacKey], kid: str, secret: bytes, grace_ms: int
 ) -> Rotated:
     now_ms = await tx.now_ms()
-    previous = current_key(keys)
-    gone = tuple(structs.replace(key, secret=b"") for key in keys if not accepted(key, now_ms))
+    previous = waitpoints.current_key(keys)
+    gone = tuple(
+        structs.replace(key, secret=b"") for key in keys if not waitpoints.accepted(key, now_ms)
+    )
     if previous is not None:
         retired = structs.replace(previous, expires_at_ms=now_ms + grace_ms)
         # Written first, so that at no moment two keys are current.
@@ -127,8 +119,10 @@ async def _rotate(
 class WaitpointKeys(unit.Group):
     async def seed_waitpoint_hmac_secret(self, kid: str, secret_hex: str) -> Seeded | AlreadySeeded:
         """Install the first key. Safe to call at every start."""
-        secret = check_secret(secret_hex, bytes_min=SECRET_BYTES, bytes_max=SECRET_BYTES)
-        named = check_kid(kid)
+        secret = waitpoints.check_secret(
+            secret_hex, bytes_min=waitpoints.SECRET_BYTES, bytes_max=waitpoints.SECRET_BYTES
+        )
+        named = waitpoints.check_kid(kid)
 
         async def body(tx: Transaction) -> Seeded | AlreadySeeded:
             keys = await lock_keys(tx)
@@ -136,7 +130,7 @@ class WaitpointKeys(unit.Group):
             if known is not None:
                 same = hmac.compare_digest(known.secret, secret)
                 return AlreadySeeded(kid=named, same_secret=same)
-            current = current_key(keys)
+            current = waitpoints.current_key(keys)
             if current is not None:
                 raise errors.InvalidInput(
                     "kid", f"another key is active ({current.kid}): rotate to this one instead", kid
@@ -150,11 +144,13 @@ class WaitpointKeys(unit.Group):
         self, new_kid: str, new_secret_hex: str, *, grace_ms: int = ROTATION_GRACE_MS
     ) -> tuple[RotationEntry, ...]:
         """Sign with a new key from now on; tokens of the old one stay good for `grace_ms`."""
-        named = check_kid(new_kid)
-        secret = check_secret(
-            new_secret_hex, bytes_min=SECRET_BYTES_MIN, bytes_max=SECRET_BYTES_MAX
+        named = waitpoints.check_kid(new_kid)
+        secret = waitpoints.check_secret(
+            new_secret_hex,
+            bytes_min=waitpoints.SECRET_BYTES_MIN,
+            bytes_max=waitpoints.SECRET_BYTES_MAX,
         )
-        grace = check_grace(grace_ms)
+        grace = waitpoints.check_grace(grace_ms)
 
         async def body(tx: Transaction) -> RotationEntry:
             keys = await lock_keys(tx)
@@ -176,13 +172,13 @@ class WaitpointKeys(unit.Group):
         async def body(reader: Reader) -> WaitpointKids:
             keys = await load_keys(reader)
             now_ms = await reader.now_ms()
-            current = current_key(keys)
+            current = waitpoints.current_key(keys)
             return WaitpointKids(
                 current_kid=None if current is None else current.kid,
                 verifying=tuple(
                     VerifyingKid(kid=key.kid, expires_at_ms=key.expires_at_ms)
                     for key in keys
-                    if key.expires_at_ms is not None and accepted(key, now_ms)
+                    if key.expires_at_ms is not None and waitpoints.accepted(key, now_ms)
                 ),
             )
 
