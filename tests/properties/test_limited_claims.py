@@ -1,7 +1,7 @@
 """Claims under limits do exactly what the core decides.
 
 Executions with random pasts wait behind gates. What `claim_ready` takes of given allowances, what
-`gates_in_use` counts, and what a whole claim takes through rounds of both, are compared with the
+`count_gate_use` counts, and what a whole claim takes through rounds of both, are compared with the
 core's rules applied to the rows as they were.
 """
 

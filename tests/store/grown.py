@@ -345,10 +345,10 @@ def limited_claims() -> Iterator[Question]:
         "steps_max": 1_000,
         "clock": NOW_MS,
     }
-    yield Question("find_gated", search, 4, 2)
+    yield Question("find_gated_routes", search, 4, 2)
     both = [gate(tenant).gate_id for tenant in ("large", "small")]
     asked: Parameters = {"gate_ids": both, "counts_all": False, "counted_max": 1, "clock": NOW_MS}
-    yield Question("gates_in_use", asked, len(both), 2)
+    yield Question("count_gate_use", asked, len(both), 2)
     for route_id, starts in ((SMALL_ROUTE, 10), (LARGE_ROUTE, 10), (LARGE_ROUTE, 0)):
         allowed = json.dumps([{"route_id": route_id, "slots": 10, "starts": starts}])
         label = f"{starts} of route {route_id} under a limit"
@@ -454,7 +454,7 @@ def questions(event_ids: int = 1) -> list[Question]:
         claim("main", 10, "lost"),
         *limited_claims(),
         Question("best_ready", asked | {"candidates": BATCH, "route_id": None}, 2 * BATCH, 1),
-        Question("ready_elsewhere", asked | {"limit": BATCH}, BATCH, BATCH),
+        Question("ready_beyond_capabilities", asked | {"limit": BATCH}, BATCH, BATCH),
         Question("parked_for", asked | {"capabilities": ["gpu"], "limit": BATCH}, 0, 0),
         Question("complete_leased", fences() | completions, FENCES, FENCES),
         Question("renew_leased", fences() | {"lease_ttls_ms": [1_000] * FENCES}, FENCES, FENCES),
@@ -492,7 +492,7 @@ def questions(event_ids: int = 1) -> list[Question]:
         Question("event_window", {"after": 50 * event_ids, "window": 100}, 100, 1),
         Question("trim_executions", before | held | everybody, BATCH, 1),
         Question("trim_events", before, BATCH, 1),
-        Question("trim_guards", before, BATCH, 1),
+        Question("trim_idempotency_guards", before, BATCH, 1),
         *queue_questions(),
         *stream_questions(),
     ]

@@ -69,7 +69,7 @@ def questions(key: str, cap: int, found: int) -> list[Question]:
         "counted_max": cap,
         "clock": 1,
     }
-    return [Question("find_gated", search, 1, found), Question("gates_in_use", ids, 1, 1)]
+    return [Question("find_gated_routes", search, 1, found), Question("count_gate_use", ids, 1, 1)]
 
 
 async def looked_at(connection: Connection, key: str, cap: int) -> tuple[float, int]:

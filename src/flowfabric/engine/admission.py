@@ -390,7 +390,7 @@ class _Admitting(Struct, frozen=True, kw_only=True):
 
 async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId:
     """The id of the policy that has a name, or of the one that would."""
-    rows = await reader.select("policy_by_name", namespace=namespace, called=name)
+    rows = await reader.select("quota_policy_id_by_name", namespace=namespace, called=name)
     if rows:
         return QuotaPolicyId(str(rows[0]["quota_policy_id"]))
     return gates.policy_id_of(namespace, name)

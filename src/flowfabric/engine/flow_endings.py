@@ -68,7 +68,7 @@ class FlowEndings(FlowBuilding):
 
         None where there are more, or more is to be known than what is read here.
         """
-        rows = await tx.select_joined(flow_queue.FOUND, "read_endings", limit=limit + 1)
+        rows = await tx.select_joined(flow_queue.FOUND, "read_for_dispatch", limit=limit + 1)
         found = flow_queue.found_in(rows) if len(rows) <= limit else None
         if found is None:
             return None

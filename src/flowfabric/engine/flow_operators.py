@@ -133,7 +133,7 @@ class FlowOperators(FlowBuilding):
     async def _give_up_short_joins(self, tx: Transaction, flow: flow_records.FlowRecord) -> None:
         """Queue members whose quorum lacks edges: none can be added to a closed flow."""
         if await tx.select(
-            "enqueue_short_joins",
+            "enqueue_cancel_short_joins",
             flow_id=flow.flow_id,
             reason=flow_endings.SHORT_JOIN,
             now_ms=await tx.now_ms(),
@@ -654,7 +654,7 @@ class _Join(Struct, frozen=True, kw_only=True):
 async def _edges_into(tx: Transaction, execution_id: ExecutionId) -> Sequence[flow_records.Edge]:
     return await tx.select_records(
         flow_records.Edge,
-        "edges_into",
+        "lock_edges_into",
         partition_key=partition_of(execution_id),
         downstream_id=uuid_of(execution_id),
     )

@@ -118,7 +118,7 @@ FOUND = (
     flow_records.EdgeGroup,
     Execution,
 )
-"""What `read_endings` returns side by side, in the order in which `save` compares it."""
+"""What `read_for_dispatch` returns side by side, in the order in which `save` compares it."""
 
 
 class FoundEndings(Struct, frozen=True):

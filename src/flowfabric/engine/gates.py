@@ -144,7 +144,9 @@ async def declare(
 
 async def check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:
     """Raise `Conflict` if another policy of the namespace has the name."""
-    rows = await tx.select("policy_by_name", namespace=policy.namespace, called=policy.name)
+    rows = await tx.select(
+        "quota_policy_id_by_name", namespace=policy.namespace, called=policy.name
+    )
     for row in rows:
         if str(row["quota_policy_id"]) != policy.quota_policy_id:
             raise Conflict(
@@ -188,7 +190,7 @@ def check_count(total: int) -> None:
 
 
 class GateRow(Struct, frozen=True, kw_only=True):
-    """A row of `gates_in_use`."""
+    """A row of `count_gate_use`."""
 
     gate_id: GateId
     owner_kind: gates.GateOwner
@@ -244,7 +246,7 @@ async def load(
     if not gate_ids:
         return []
     rows = await reader.select(
-        "gates_in_use", gate_ids=gate_ids, counts_all=always, counted_max=counted_max
+        "count_gate_use", gate_ids=gate_ids, counts_all=always, counted_max=counted_max
     )
     return msgspec.convert(rows, list[GateRow], strict=False)
 
@@ -381,7 +383,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
 
 
 class FoundRow(Struct, frozen=True, kw_only=True):
-    """A row of `find_gated`; the last one has no route."""
+    """A row of `find_gated_routes`; the last one has no route."""
 
     route_id: int | None
     priority: int | None
@@ -541,7 +543,7 @@ class _Claiming:
 
     async def _find(self, tx: Transaction, after: int) -> list[FoundRow]:
         rows = await tx.select(
-            "find_gated",
+            "find_gated_routes",
             **self._query.parameters,
             kinds=self._query.kinds,
             after=after,

@@ -59,7 +59,7 @@ async def best_limited(tx: Transaction, query: ClaimQuery, after: int) -> Pick:
     """Lock the best ready execution of the next route whose limits leave room for one."""
     for start in (after, 0) if after else (0,):
         rows = await tx.select(
-            "find_gated",
+            "find_gated_routes",
             **query.parameters,
             kinds=query.kinds,
             after=start,

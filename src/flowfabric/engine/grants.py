@@ -161,11 +161,11 @@ class Grants(unit.Group):
             "capabilities": query.capabilities,
             "limit": bounds.PARKED_MAX,
         }
-        if not await tx.select_as(Unserved, "ready_elsewhere", **asked):
+        if not await tx.select_as(Unserved, "ready_beyond_capabilities", **asked):
             return
         # A worker that registers holds the lanes it serves: it is seen here, or sees these.
         await tx.lock(Lane, [(lane,) for lane in sorted(query.lanes)])
-        rows = await tx.select_as(Unserved, "ready_elsewhere", **asked)
+        rows = await tx.select_as(Unserved, "ready_beyond_capabilities", **asked)
         present = await present_workers(tx)
         served: dict[workers.Need, bool] = {}
         alone: list[ExecutionId] = []
@@ -562,7 +562,7 @@ def _park(subject: Subject, timing: Timing) -> Decision[results.Blocked | None]:
 
 
 class Unserved(Struct, frozen=True, kw_only=True):
-    """A row of `ready_elsewhere`."""
+    """A row of `ready_beyond_capabilities`."""
 
     partition_key: int
     execution_id: ExecutionId

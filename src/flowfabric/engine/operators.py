@@ -267,7 +267,7 @@ class Operators(Leases):
 
     async def trim_guards(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Delete idempotency guards that have expired."""
-        return await self._trim("trim_guards", 0, limit)
+        return await self._trim("trim_idempotency_guards", 0, limit)
 
     async def trim_routes(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Forget kinds and keys of limits that no execution has and nobody submitted lately."""
@@ -278,7 +278,7 @@ class Operators(Leases):
             due = await tx.select_as(int, "due_routes", now_ms=now_ms, limit=limit)
             if not due:
                 return Swept(acted=0, full=False)
-            gate_ids = await tx.select_as(str, "due_gates", route_ids=due)
+            gate_ids = await tx.select_as(str, "lock_keyed_gates", route_ids=due)
             (trimmed,) = await tx.select_as(
                 int,
                 "trim_routes",

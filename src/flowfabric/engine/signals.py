@@ -414,7 +414,7 @@ async def _read_receiver(delivery: Delivery, tx: Unlocked) -> _Receiver | None:
     execution_id = delivery.execution_id
     rows = await tx.select_joined(
         (Execution, Suspension, Waitpoint),
-        "read_receiver",
+        "read_for_signal",
         partition_key=ids.partition_of(execution_id),
         execution_id=ids.uuid_of(execution_id),
     )

@@ -272,7 +272,7 @@ async def _read_holder(
 ) -> Suspending | None:
     rows = await tx.select_joined(
         (records.Execution, records.Attempt, records.HmacKey),
-        "read_holder",
+        "read_for_suspend",
         partition_key=ids.partition_of(execution_id),
         execution_id=ids.uuid_of(execution_id),
     )
