@@ -108,7 +108,9 @@ def places(row: Row, path: tuple[int, ...] = (), is_last: bool = True) -> Iterat
         if isinstance(part, Fork):
             ends = is_last and n == len(row.parts) - 1
             for number, inner in enumerate(part.rows):
-                yield from places(inner, (*path, n, number), ends)
+                # Tasks are awaited one after another, and started then.
+                last = part.how != "task" or number == len(part.rows) - 1
+                yield from places(inner, (*path, n, number), ends and last)
     yield Place((*path, len(row.parts)), True, is_last)
 
 
