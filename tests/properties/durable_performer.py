@@ -277,10 +277,14 @@ class Performer:
         async def changing(_: str) -> str:
             return await effect(hidden[0], fails)
 
+        # No lambda: it would run in a thread, and end there after its attempt was stopped.
+        async def bound() -> str:
+            return await effect(path, fails)
+
         if told in ("path", "name"):
             return ctx.step(path if told == "name" else name, effect, path, fails)
         if told == "bound":
-            return ctx.step(name, lambda: effect(path, fails))
+            return ctx.step(name, bound)
         if told == "method":
             return ctx.step(name, Record(path).step, effect, fails)
         if told == "change":
