@@ -256,11 +256,10 @@ def claim(lane: str, limit: int, kind: str = "mail") -> Question:
         "worker_instance_id": "bob-1",
         "lease_ttl_ms": 1_000,
         "limit": limit,
-        "allowed": None,
         "uuids": bytes(range(16)) * limit,
         "clock": NOW_MS,
     }
-    return Question("claim_ready", parameters, limit, limit, f"{limit} {kind} from {lane}")
+    return Question("claim_free", parameters, limit, limit, f"{limit} {kind} from {lane}")
 
 
 def creation() -> Question:

@@ -35,6 +35,19 @@ def test_a_filter_of_executions_is_written_once(tmp_path: Path) -> None:
     assert "x.execution_id = live.execution_id" in statement.text
 
 
+def test_a_statement_may_be_another_one_without_a_part_of_it(tmp_path: Path) -> None:
+    whole = "select :a\n-- limits\nunion all\nselect :b\n-- end of limits\nunion all\nselect :c\n"
+    (tmp_path / "claim.sql").write_text(whole)
+    (tmp_path / "free.sql").write_text("-- Half of it.\n-- claim without limits\n")
+    (tmp_path / "odd.sql").write_text("-- claim without limit\n")
+    statement = numbered("free", tmp_path)
+    assert statement.parameters == ("a", "c")
+    assert statement.text == "-- Half of it.\nselect $1\nunion all\nselect $2"
+    assert numbered("claim", tmp_path).parameters == ("a", "b", "c")
+    with pytest.raises(LookupError, match=r"claim\.sql has no part called limit$"):
+        numbered("odd", tmp_path)
+
+
 def test_parameters_stay_named_and_a_file_may_hold_several_statements(folder: Path) -> None:
     first, second = named("steps", folder)
     assert (first.text, first.parameters) == ("delete from a where x = :x", ("x",))
@@ -68,6 +81,13 @@ def test_the_clock_is_filled_in_unless_it_is_given(tmp_path: Path) -> None:
     statement = numbered("timed", tmp_path)
     assert ordered(statement, {"other": 1}, lambda: 9) == [9, 1]
     assert ordered(statement, {"other": 1, "clock": 5}, lambda: 9) == [5, 1]
+
+
+def test_a_statement_that_could_send_a_message_need_not_be_given_one(tmp_path: Path) -> None:
+    (tmp_path / "telling.sql").write_text("select :hint, :other")
+    statement = numbered("telling", tmp_path)
+    assert ordered(statement, {"other": 1}, lambda: 9) == [None, 1]
+    assert ordered(statement, {"other": 1, "hint": "ready"}, lambda: 9) == ["ready", 1]
 
 
 @pytest.mark.parametrize("wording", ["select 1 for update", "select 1\n  FOR NO KEY UPDATE of t"])

@@ -8,7 +8,9 @@ can no longer be used, and derives `public_state` and `ready` from the six state
 so the two can never disagree.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -90,7 +92,16 @@ class Writes(NamedTuple):
 
 
 def place_of(record: Record) -> Place:
-    return type(record), tuple(getattr(record, name) for name in record.key)
+    kind = type(record)
+    return kind, _key_getter(kind)(record)
+
+
+@cache
+def _key_getter(kind: type[Record]) -> Callable[[Record], tuple[str | int, ...]]:
+    if len(kind.key) > 1:
+        return attrgetter(*kind.key)
+    (name,) = kind.key
+    return lambda record: (getattr(record, name),)
 
 
 def writes_of(parts: Iterable[Changes], absent: Collection[Place] = ()) -> Writes:

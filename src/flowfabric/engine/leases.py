@@ -317,11 +317,10 @@ class Leases(unit.Group):
     ) -> Sequence[Row]:
         """Claim what no limit holds up."""
         return await self.store.execute_alone(
-            "claim_ready",
+            "claim_free",
             **query.parameters,
             **request.parameters(limit),
             kinds=query.kinds,
-            allowed=None,
         )
 
     async def _claim_both(

@@ -41,7 +41,7 @@ from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.gates import gated_routes
 from flowfabric.engine.routes import KnowsRoutes
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
-from flowfabric.store import base
+from flowfabric.store import base, hints
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -53,7 +53,7 @@ DUE_HINT_WITHIN_MS = 5_000
 """Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
 
 COMPLETION_TOPIC = "completion"
-DISPATCH_TOPIC = "dispatch"
+DISPATCH_TOPIC = f"{hints.ANYBODY}dispatch"
 MEMBER_CANCEL_TOPIC = "member_cancel"
 DUE_TOPIC = "due"
 LOST_TOPIC = "lost"

@@ -5,6 +5,7 @@ the long ones (`complete_execution`, …) name the execution and the fence, or a
 for the worker with `source="operator_override"`.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
@@ -165,17 +166,22 @@ class Work(Creation, Operators, Steps):
         places, handles = list(given), [handle for handle, _ in given.values()]
         rows = await self.store.execute_alone(
             "complete_leased",
+            (unit.COMPLETION_TOPIC,),
             results=[each.result or None for _, each in given.values()],
             result_encodings=[each.result_encoding for _, each in given.values()],
             **unit.lease_columns(handles),
         )
-        for topic in unit.topics_after(
+        topics = unit.topics_after(
             lanes=self.gated.lanes_released(handles),
             ended=bool(rows),
             awaited=any(row["awaited"] for row in rows),
             in_flow=any(row["in_flow"] for row in rows),
-        ):
+        )
+        for topic in topics - {unit.COMPLETION_TOPIC}:
             self.store.hint(topic)
+        if unit.DISPATCH_TOPIC in topics:
+            # Dependents wait to be told: whoever does that here goes before our caller goes on.
+            await asyncio.sleep(0)
         return {
             places[position]: results.Completed(
                 execution_id=handles[position].execution_id,

@@ -92,6 +92,16 @@ class Reader(Protocol):
         """The same, for statements that return whole rows of one table."""
         ...
 
+    async def select_joined(
+        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
+    ) -> "Sequence[Joined]":
+        """The same, for statements that return whole rows of several tables, side by side.
+
+        The columns of each table are followed by one that has the table's name: null where
+        there is no row.
+        """
+        ...
+
 
 class Saving(Reader, Protocol):
     """Row access that ends in a write."""
@@ -158,11 +168,8 @@ class Unlocked(Saving, Protocol):
     async def select_joined(
         self, records: Sequence[type[Record]], name: str, **parameters: Parameter
     ) -> Sequence[Joined]:
-        """Rows of a statement that returns whole rows of several tables, side by side.
-
-        The columns of each table are followed by one that has the table's name: null where
-        there is no row, a number where `save` is to compare the row's version. The last
-        column of all is the time.
+        """The same, where a number in the column after a table says that `save` is to compare
+        the row's version. The last column of all is the time.
         """
         ...
 

@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary
 
 EVERY_TOPIC: Final = "*"
 """Hints every listener, whatever it listens to."""
+ANYBODY: Final = "any:"
+"""Before a topic whose work one process does for all: if somebody listens here, others sleep on."""
 
 POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 1.0
@@ -60,6 +62,14 @@ class HintBoard:
                     _wake(listeners)
             elif topic in self._listeners:
                 _wake(self._listeners[topic])
+
+    def for_others(self, topics: Iterable[str]) -> set[str]:
+        """Those topics that other processes have to hear of too."""
+        return {
+            topic
+            for topic in topics
+            if not (topic.startswith(ANYBODY) and self._listeners.get(topic))
+        }
 
     def listen(self, topics: Sequence[str]) -> "Listener":
         listener = Listener(self, topics)

@@ -31,7 +31,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import NO_LEASE, Place, Writes
+from flowfabric.core.transitions import NO_LEASE, Place, Writes, place_of
 from flowfabric.errors import Corruption
 from flowfabric.store.base import EventPage, Key, Row, Value
 
@@ -104,7 +104,7 @@ def table_of(record: type[Struct]) -> Table:
 
 def key_of(record: Record) -> Key:
     """What `get` and `lock` find this record by."""
-    return tuple(getattr(record, name) for name in record.key)
+    return place_of(record)[1]
 
 
 def stored_key(table: Table, key: Key) -> tuple[Value, ...]:
@@ -143,23 +143,42 @@ def from_row(record: type[S], row: Mapping[str, object]) -> S:
     return _load(record, dict(row.items()))
 
 
+class _Section(NamedTuple):
+    """Where a row of several tables has that of one of them."""
+
+    record: type[Record]
+    names: tuple[str, ...]
+    start: int
+    end: int
+    """The position of the column that is named after the table."""
+
+
 def from_joined(
-    records: Sequence[type[Record]], columns: Iterable[tuple[str, object]]
+    records: Sequence[type[Record]], names: Iterable[str], values: Sequence[object]
 ) -> list[tuple[Record, object]]:
     """Records from a row of several tables, each with the value of the column named after it."""
-    found: list[tuple[Record, object]] = []
+    return [
+        (
+            _load(record, dict(zip(columns, values[start:end], strict=True))),
+            values[end],
+        )
+        for record, columns, start, end in _sections(tuple(records), tuple(names))
+        if values[end] is not None
+    ]
+
+
+@lru_cache(maxsize=256)
+def _sections(records: tuple[type[Record], ...], names: tuple[str, ...]) -> tuple[_Section, ...]:
+    found: list[_Section] = []
     left = {table_of(record).name: record for record in records}
-    data: dict[str, object] = {}
-    for name, value in columns:
+    start = 0
+    for position, name in enumerate(names):
         record = left.pop(name, None)
-        if record is None:
-            data[name] = value
-            continue
-        if value is not None:
-            found.append((from_row(record, data), value))
-        data = {}
+        if record is not None:
+            found.append(_Section(record, names[start:position], start, position))
+            start = position + 1
     assert not left, f"the statement returns no rows of {sorted(left)}"
-    return found
+    return tuple(found)
 
 
 def values_of(kind: type[T], rows: Sequence[Row], partition_key: object = None) -> list[T]:
@@ -462,12 +481,12 @@ It may follow from other columns, of which each stands in braces.
 
 
 @lru_cache
-def follows(table: str) -> dict[str, frozenset[str]]:
-    """By column of a table, those that tell what it usually is."""
-    return {
-        name: frozenset(part for _, part, _, _ in Formatter().parse(text) if part)
+def follows(table: str) -> tuple[frozenset[str], ...]:
+    """Columns of a table of which one is held as the others tell, each time with these."""
+    return tuple(
+        frozenset([name, *(part for _, part, _, _ in Formatter().parse(text) if part)])
         for name, text in USUAL.get(table, {}).items()
-    }
+    )
 
 
 _POSITIONS: Final = {name: position for position, name in enumerate(_NAMES)}
@@ -494,11 +513,19 @@ Live: Final = _part("Live", "live", {*_KEY, *_COPIED_LIVE} | _CHANGING - BEFORE_
 EndingRow: Final = _part("Ending", "ending", {*_KEY, *_COPIED} | _CHANGING - AFTER_THE_END.keys())
 
 
-def _picker(part: type[Record]) -> "itemgetter[tuple[object, ...]]":
-    return itemgetter(*(_POSITIONS[field.name] for field in structs.fields(part)))
+def _picker(names: Iterable[str]) -> "itemgetter[tuple[object, ...]]":
+    return itemgetter(*(_POSITIONS[name] for name in names))
 
 
-_PICKERS: Final = {part: _picker(part) for part in (AskedRow, Live, EndingRow)}
+_PICKERS: Final = {
+    part: _picker(field.name for field in structs.fields(part))
+    for part in (AskedRow, Live, EndingRow)
+}
+_RESTS: Final = {
+    part: (rest, _picker(rest), tuple(rest.values()))
+    for part, rest in ((Live, BEFORE_THE_END), (EndingRow, AFTER_THE_END))
+}
+"""What the table of a phase does not hold, and what it is read as then."""
 
 
 class RowWrites(NamedTuple):
@@ -538,17 +565,19 @@ def rows_of(writes: Writes, loaded: Mapping[Place, Record]) -> RowWrites:
 
 
 def parts_of(record: Record) -> tuple[Record, ...]:
-    """The rows a record consists of; the first one is there as long as any."""
+    """The rows a record consists of; the first one is there as long as any.
+
+    The other one is that of `live` or `ending`.
+    """
     if not isinstance(record, Execution):
         return (record,)
-    return _pick(AskedRow, record), phase_of(record)
-
-
-def phase_of(execution: Execution) -> Record:
-    """The row of `live` or `ending`."""
-    ended = execution.lifecycle_phase is LifecyclePhase.TERMINAL
-    _check_rest(execution, ended=ended)
-    return _pick(EndingRow if ended else Live, execution)
+    values = structs.astuple(record)
+    phase = phase_table(record)
+    names, rest, expected = _RESTS[phase]
+    if rest(values) != expected:
+        lost = [name for name in names if getattr(record, name) != names[name]]
+        raise AssertionError(f"{', '.join(lost)} would be lost: {record}")
+    return AskedRow(*_PICKERS[AskedRow](values)), phase(*_PICKERS[phase](values))
 
 
 def phase_table(record: Record) -> type[Record]:
@@ -556,13 +585,3 @@ def phase_table(record: Record) -> type[Record]:
     if not isinstance(record, Execution):
         return type(record)
     return EndingRow if record.lifecycle_phase is LifecyclePhase.TERMINAL else Live
-
-
-def _pick(part: type[Record], execution: Execution) -> Record:
-    return part(*_PICKERS[part](structs.astuple(execution)))
-
-
-def _check_rest(execution: Execution, *, ended: bool) -> None:
-    """What its table does not hold must be what it is read as."""
-    for name, value in (AFTER_THE_END if ended else BEFORE_THE_END).items():
-        assert getattr(execution, name) == value, f"{name} would be lost: {execution}"

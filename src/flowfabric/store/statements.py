@@ -6,11 +6,14 @@ or too many is an error before the database sees anything.
 
 A line `-- within live`, or with another table of executions, stands for the filter of
 processes that look after some of them only.
+
+A line `-- claim_ready without limits` stands for the text of another statement, but for what
+is there between the lines `-- limits` and `-- end of limits`.
 """
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -20,6 +23,8 @@ CLOCK: Final = "clock"
 """The parameter a store fills in by itself: the injected time, or null to ask the database."""
 POSITION: Final = "position"
 """In a statement that runs for each row: which one, from 0."""
+HINT: Final = "hint"
+"""A message to other processes that a store may have the statement send; null if it has none."""
 
 WITHIN: Final = """   and (cast(:namespace as text) is null
         or :namespace = (
@@ -35,6 +40,7 @@ WITHIN: Final = """   and (cast(:namespace as text) is null
 """Of executions called `each`, those in a namespace and with a tag; null asks for neither."""
 
 _WITHIN: Final = re.compile(r"^-- within (\w+)$", re.MULTILINE)
+_WITHOUT: Final = re.compile(r"^-- (\w+) without (\w+)$", re.MULTILINE)
 _SHARED: Final = Path(__file__).parent / "sql"
 _NEXT: Final = re.compile(r"^-- next(, for each row)?\s*$", re.MULTILINE)
 _LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
@@ -63,9 +69,9 @@ class Statement(NamedTuple):
     """Whether it runs for each row of the lists it is given; its parameters are numbered then."""
 
     def check(self, given: Collection[str]) -> None:
-        """Refuse missing and unknown parameters; the clock may be left to the store."""
+        """Refuse missing and unknown parameters; the store has some of its own."""
         wanted = set(self.parameters)
-        missing = wanted - set(given) - {CLOCK, POSITION}
+        missing = wanted - set(given) - {CLOCK, POSITION, HINT}
         extra = set(given) - wanted
         if missing or extra:
             raise TypeError(
@@ -79,8 +85,18 @@ def load(name: str, folder: Path) -> str:
     for place in (folder, _SHARED):
         path = place / f"{name}.sql"
         if path.is_file():
-            return _WITHIN.sub(_within, path.read_text("utf-8"))
+            text = _WITHOUT.sub(partial(_without, folder), path.read_text("utf-8"))
+            return _WITHIN.sub(_within, text)
     raise LookupError(f"there is no statement {name}.sql in {folder} or {_SHARED}")
+
+
+def _without(folder: Path, place: re.Match[str]) -> str:
+    """The other statement, which has such a part: a name that is misspelt is an error."""
+    before, _, rest = load(place[1], folder).partition(f"-- {place[2]}\n")
+    _, end, after = rest.partition(f"-- end of {place[2]}\n")
+    if not end:
+        raise LookupError(f"{place[1]}.sql has no part called {place[2]}")
+    return before + after
 
 
 def _within(place: re.Match[str]) -> str:
@@ -129,7 +145,7 @@ def ordered(
     """The values of a numbered statement's parameters."""
     statement.check(given)
     return [
-        clock() if name == CLOCK and name not in given else given[name]
+        clock() if name == CLOCK and name not in given else given.get(name)
         for name in statement.parameters
     ]
 

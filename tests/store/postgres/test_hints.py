@@ -11,10 +11,11 @@ from flowfabric import connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.transitions import Changes
+from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import Transport
 from flowfabric.outages import statements_within
 from flowfabric.store.base import HintListener, Store, Transaction
-from flowfabric.store.hints import EVERY_TOPIC, POLL_MAX_S
+from flowfabric.store.hints import ANYBODY, EVERY_TOPIC, POLL_MAX_S
 from flowfabric.store.postgres import hints
 from flowfabric.store.postgres.hints import PAYLOADS_MAX, HintExchange, hint_payloads
 from flowfabric.store.postgres.store import PostgresStore
@@ -96,6 +97,41 @@ async def test_a_signal_after_a_rest_brings_its_hint_along(
             )
             assert await listener.wait(60)
     assert apart == []
+
+
+async def test_a_completion_after_a_rest_brings_its_hint_along(
+    postgres_store: PostgresStore,
+    postgres_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apart = list[object]()
+    async with await connect(postgres_database) as engine:
+        await engine.create_execution(NewExecution(execution_kind="work"))
+        claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
+        assert claimed is not None
+    async with await connect(postgres_database) as worker:
+        with postgres_store.hints([COMPLETION_TOPIC]) as listener:
+            await until_live(postgres_store, listener)
+            monkeypatch.setattr(HintExchange, "_notify", noting(apart))
+            await worker.complete(claimed.handle)
+            assert await listener.wait(60)
+    assert apart == []
+
+
+async def test_work_that_one_process_does_for_all_wakes_no_other_that_has_somebody_for_it(
+    postgres_store: PostgresStore, other_store: PostgresStore
+) -> None:
+    topic = f"{ANYBODY}dispatch"
+    with postgres_store.hints([topic]) as far, postgres_store.hints(["last"]) as last:
+        await until_live(postgres_store, far)
+        with other_store.hints([topic]) as near:
+            other_store.hint(topic)
+            other_store.hint("last")
+            assert await near.wait(0)
+            assert await last.wait(60)
+            assert not far.take()
+        other_store.hint(topic)
+        assert await far.wait(60)
 
 
 async def test_submissions_in_a_row_share_hints(

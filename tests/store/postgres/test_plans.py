@@ -18,7 +18,7 @@ from flowfabric.core.transitions import Changes
 from flowfabric.store.mapping import AskedRow, EndingRow, Live, table_of
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.pool import Connections
-from flowfabric.store.postgres.statements import Part, get_text, lock_text, save_text
+from flowfabric.store.postgres.statements import Part, Seen, get_text, lock_text, save_text
 from flowfabric.store.postgres.store import PostgresStore
 from flowfabric.store.postgres.transaction import STATEMENTS
 from flowfabric.store.statements import numbered
@@ -141,9 +141,8 @@ def statements() -> dict[str, str]:
             Part("append", Event, table_of(Event).names, alone),
         )
         generated[name] = save_text(changes)
-        generated[f"{name} if unchanged"] = save_text(
-            changes, (Live, EndingRow, Suspension, Waitpoint)
-        )
+        seen = tuple(Seen(kind, alone) for kind in (Live, EndingRow, Suspension, Waitpoint))
+        generated[f"{name} if unchanged"] = save_text(changes, seen)
     return texts | generated
 
 

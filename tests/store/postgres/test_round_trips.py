@@ -1,5 +1,6 @@
 """How often the way to an execution and back goes over the network."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import asyncpg
@@ -14,6 +15,7 @@ from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.core.workers import Refreshed
 from flowfabric.engine import gates
 from flowfabric.engine.suspensions import SuspendOutcome
+from flowfabric.engine.unit import DISPATCH_TOPIC
 from tests.conformance.graphs import new_graph
 
 SUSPENSION_ID = "00000000-0000-4000-8000-00000000000a"
@@ -156,6 +158,30 @@ async def test_a_hop_from_parent_to_child(
         await engine.dispatch_completions()
     assert len(sent) == trips, sent
     assert len(await graph.claim()) == len(shape)
+
+
+async def test_whoever_tells_dependents_goes_before_the_next_claim(
+    engine: Engine, sent: list[str]
+) -> None:
+    graph = await new_graph(engine)
+    await graph.build({"b": "a"})
+    claimed = await graph.claimed("a")
+    listening = asyncio.Event()
+
+    async def tell() -> None:
+        with engine.store.hints([DISPATCH_TOPIC]) as hints:
+            listening.set()
+            while not await hints.wait(60):
+                pass
+        await engine.dispatch_completions()
+
+    telling = asyncio.create_task(tell())
+    await listening.wait()
+    sent.clear()
+    await engine.complete(claimed.handle)
+    await engine.claim(worker_id="w", worker_instance_id="w-1")
+    await telling
+    assert [each.split(" ")[1] for each in sent[:2]] == ["Complete", "Endings"]
 
 
 async def test_a_pause_and_a_signal_by_name(

@@ -25,8 +25,6 @@ from flowfabric.store.postgres.driver import DRIVER_ERRORS, Connection
 from flowfabric.store.postgres.pool import Connections
 from flowfabric.store.postgres.statements import CHANNEL
 
-HINT: Final = "hint"
-"""The parameter of a statement that may take a message along."""
 PAYLOAD_MAX_BYTES: Final = 7900
 PAYLOADS_MAX: Final = 16
 """Messages that are sent at once: about three thousand streams that were appended to."""
@@ -109,8 +107,10 @@ class HintExchange:
     def publish(self, topics: set[str]) -> None:
         """Wake listeners here at once and those elsewhere soon."""
         self._board.publish(topics)
-        self._outgoing |= topics
-        self._has_outgoing.set()
+        outgoing = self._board.for_others(topics)
+        if outgoing:
+            self._outgoing |= outgoing
+            self._has_outgoing.set()
 
     def take_along(self, topics: Collection[str]) -> str | None:
         """A message for a statement to send when it commits; None if it had better not.
@@ -120,8 +120,8 @@ class HintExchange:
         now_s = time.monotonic()
         if not topics or self._outgoing or now_s < self._rests_from_s:
             return None
-        payloads = hint_payloads(self._origin, set(topics))
-        if len(payloads) > 1:
+        payloads = hint_payloads(self._origin, self._board.for_others(topics))
+        if len(payloads) != 1:
             return None
         self._rests_from_s = now_s + SEND_INTERVAL_S
         return payloads[0]

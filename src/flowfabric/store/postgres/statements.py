@@ -66,6 +66,14 @@ class Part(NamedTuple):
     """Whether it is about one row, which travels without arrays."""
 
 
+class Seen(NamedTuple):
+    """Rows of a type that a `save` compares before it writes."""
+
+    record: type[Struct]
+    alone: bool
+    """Whether it is one row, whose key and version travel without arrays."""
+
+
 class Batch:
     """The writes of one `save`, which become one statement and its parameters."""
 
@@ -108,9 +116,12 @@ def rows_of_events(events: Iterable[Event]) -> list[list[Event]]:
     The first events of all executions go first, then their second ones, and so on: that
     brings those of a kind together, and keeps the order within each execution.
     """
+    given = list(events)
+    if len(given) == 1:
+        return [given]
     turns: dict[ExecutionId, int] = {}
     in_turn: list[tuple[int, Event]] = []
-    for event in events:
+    for event in given:
         turn = turns[event.execution_id] = turns.get(event.execution_id, 0) + 1
         in_turn.append((turn, event))
     in_turn.sort(key=lambda each: each[0])
@@ -269,12 +280,12 @@ def _insert_new(
 
 
 @lru_cache(maxsize=1024)
-def save_text(parts: tuple[Part, ...], seen: tuple[type[Struct], ...] = ()) -> str:
+def save_text(parts: tuple[Part, ...], seen: tuple[Seen, ...] = ()) -> str:
     """All writes of a decision as one statement, which returns how many rows it updated.
 
     With `seen`, it writes only if rows of these types are still what they were, and
-    returns whether they are. It takes their keys and versions after everything else, then
-    how many there are, and last of all a message to other processes, if there is one.
+    returns whether they are. It takes their keys and versions after everything else, and last
+    of all a message to other processes, if there is one.
     """
     texts: list[str] = []
     counts: list[str] = []
@@ -285,33 +296,46 @@ def save_text(parts: tuple[Part, ...], seen: tuple[type[Struct], ...] = ()) -> s
         if part.verb == "update":
             counts.append(f"(select count(*) from w{number})")
         first += len(part.columns)
-    updated = " + ".join(counts) or "0"
     if not seen:
-        return f"with {', '.join(texts)} select {updated} as updated"
-    counted = first + sum(len(mapping.table_of(record).key) + 1 for record in seen)
-    told = f"case when {when} and ${counted + 1}::text is not null"
-    told += f" then pg_notify('{CHANNEL}', ${counted + 1})::text end"
-    written = f"{updated} as updated, {when}, {told}"
-    return f"with {_seen(seen, first)}, {', '.join(texts)} select {written}"
+        return f"with {', '.join(texts)} select {' + '.join(counts) or '0'} as updated"
+    hint = f"${first + sum(len(mapping.table_of(each.record).key) + 1 for each in seen)}"
+    told = f"case when same and {hint}::text is not null"
+    told += f" then pg_notify('{CHANNEL}', {hint})::text end"
+    return f"with {_seen(seen, first)}, {', '.join(texts)} select same, {told} from seen"
 
 
-def _seen(records: tuple[type[Struct], ...], first: int) -> str:
+def _seen(seen: tuple[Seen, ...], first: int) -> str:
     """Locks rows in the order of their types, and tells whether all have their old versions."""
-    counts: list[str] = []
-    for record in records:
+    tests: list[str] = []
+    for record, alone in seen:
         table = mapping.table_of(record)
-        key = ", ".join(table.key)
-        places = [*_places(table, table.key, first, suffix="[]"), f"${first + len(table.key)}"]
-        same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
-        counts.append(
-            f"(select count(*) from (select * from unnest({', '.join(places)}::bigint[])"
-            f" as k({key}, version) order by {key}) as k cross join lateral"
-            f" (select 1 from {SCHEMA}.{table.name} as r"
-            # The holder of a row is about to change it: waiting for that would be in vain.
-            f" where {same} and r.xmin::text::bigint = k.version for update skip locked) as t)"
-        )
-        first += len(places)
-    return f"seen as materialized (select {' + '.join(counts)} = ${first}::bigint as same)"
+        places = _places(table, table.key, first, suffix="" if alone else "[]")
+        version = f"${first + len(places)}::bigint"
+        if alone:
+            key = dict(zip(table.key, places, strict=True))
+            tests.append(f"({_same_version(table, key, version)}) is not null")
+        else:
+            key = {name: f"k.{name}" for name in table.key}
+            tests.append(
+                f"(select count(*) from (select * from unnest({', '.join(places)}, {version}[])"
+                f" as k({', '.join(table.key)}, version) order by {', '.join(table.key)}) as k"
+                f" cross join lateral ({_same_version(table, key, 'k.version')}) as t)"
+                f" = cardinality({version}[])"
+            )
+        first += len(places) + 1
+    return f"seen as materialized (select {' and '.join(tests)} as same)"
+
+
+def _same_version(table: mapping.Table, key: Mapping[str, str], version: str) -> str:
+    """Locks a row that is still as it was.
+
+    The holder of a row is about to change it: waiting for that would be in vain.
+    """
+    same = " and ".join(f"r.{name} = {value}" for name, value in key.items())
+    return (
+        f"select 1 from {SCHEMA}.{table.name} as r"
+        f" where {same} and r.xmin::text::bigint = {version} for update skip locked"
+    )
 
 
 def _write(part: Part, first: int, when: str) -> str:
@@ -337,7 +361,8 @@ def _write(part: Part, first: int, when: str) -> str:
         using = f" using {rows}" if rows else ""
         return f"delete from {SCHEMA}.{table.name} as t{using} where {where}"
     source = f" from {rows}" if rows else ""
-    return f"update {SCHEMA}.{table.name} as t set {changes}{source} where {where} returning 1"
+    returning = "" if when else " returning 1"
+    return f"update {SCHEMA}.{table.name} as t set {changes}{source} where {where}{returning}"
 
 
 def _append(table: mapping.Table, columns: tuple[str, ...], first: int, when: str) -> str:

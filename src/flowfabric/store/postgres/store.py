@@ -33,7 +33,7 @@ from flowfabric.store.hints import HintBoard, Listener
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.postgres import driver, foreign, pool
 from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.hints import HINT, HintExchange
+from flowfabric.store.postgres.hints import HintExchange
 from flowfabric.store.postgres.statements import CLOCK_MS, SCHEMA
 from flowfabric.store.postgres.transaction import (
     STATEMENTS,
@@ -42,7 +42,7 @@ from flowfabric.store.postgres.transaction import (
     PostgresTransaction,
     UnlockedTransaction,
 )
-from flowfabric.store.statements import numbered, ordered
+from flowfabric.store.statements import HINT, numbered, ordered
 
 # Bringing a Postgres schema up to date, by one process at a time ------------
 

@@ -1,6 +1,8 @@
 """Row verbs on one Postgres connection."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -91,6 +93,17 @@ class PostgresReader:
         if statement.locks:
             self._remember(records)
         return records
+
+    async def select_joined(
+        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
+    ) -> Sequence[Joined]:
+        statement = numbered(name, STATEMENTS)
+        values = ordered(statement, parameters, self._clock_ms)
+        found: list[Joined] = []
+        for row in await self._connection.fetch(statement.text, *values):
+            joined = mapping.from_joined(records, row.keys(), tuple(row))
+            found.append(Joined({type(record): record for record, _ in joined}))
+        return found
 
     def _remember(self, records: Iterable[Record]) -> None:
         """Note rows as they are in the database; only a transaction cares."""
@@ -185,8 +198,9 @@ class PostgresTransaction(PostgresReader):
             following = statements.Batch()
             following.append(events[first : first + statements.EVENT_ROWS_MAX])
             await self._write(following)
-        self._remember(writes.inserts.values())
-        self._remember(writes.updates.values())
+        for written in (writes.inserts, writes.updates):
+            self._loaded |= written
+            self._absent.difference_update(written)
         for place in writes.deletes:
             self._loaded.pop(place, None)
 
@@ -237,15 +251,23 @@ class UnlockedTransaction(PostgresTransaction):
         values = ordered(statement, parameters, self._clock_ms)
         found: list[Joined] = []
         for row in await self._connection.fetch(statement.text, *values):
-            *columns, (_, now_ms) = zip(row.keys(), row, strict=True)
-            self._now_ms = _int(now_ms)
-            joined = mapping.from_joined(records, columns)
+            columns = tuple(row)
+            self._now_ms = _int(columns[-1])
+            joined = mapping.from_joined(records, row.keys(), columns)
             for record, version in joined:
+                place = place_of(record)
+                self._loaded[place] = record
                 if isinstance(version, int):
-                    self._versions[place_of(record)] = version
-            self._remember(record for record, _ in joined)
+                    self._versions[place] = version
             found.append(Joined({type(record): record for record, _ in joined}))
         return found
+
+    async def save(self, changes: Changes) -> None:
+        for record in changes.updates:
+            place = place_of(record)
+            known = place in self._versions or place in self._absent
+            assert known, f"it updates what it has compared: {record}"
+        await super().save(changes)
 
     async def _write(self, batch: statements.Batch) -> None:
         assert not self.has_written, "only a single statement is all or nothing"
@@ -257,15 +279,17 @@ class UnlockedTransaction(PostgresTransaction):
             seen.setdefault(kind, []).append(
                 (*mapping.stored_key(mapping.table_of(kind), place[1]), version)
             )
-        compared = [column for rows in seen.values() for column in statements.arrays(rows)]
-        text = statements.save_text(tuple(batch.parts), tuple(seen))
+        compared: list[Value | Sequence[Value]] = []
+        for rows in seen.values():
+            compared += rows[0] if len(rows) == 1 else statements.arrays(rows)
+        parts = tuple(statements.Seen(kind, len(rows) == 1) for kind, rows in seen.items())
+        text = statements.save_text(tuple(batch.parts), parts)
         hint = self._take_along(self.hinted)
         self.has_told = hint is not None
-        values = (*batch.values, *compared, len(self._versions), hint)
-        ((updated, same, _),) = await self._connection.fetch(text, *values)
+        values = (*batch.values, *compared, hint)
+        ((same, _),) = await self._connection.fetch(text, *values)
         if not same:
             raise Interfered
-        assert updated == batch.updated, "it updates what it has compared"
 
 
 def _add_insert(batch: statements.Batch, kind: type[Record], group: Sequence[Record]) -> None:
@@ -280,24 +304,32 @@ def _add_update(
     was: Mapping[int, Record | None],
 ) -> None:
     """Write what changed in any of the rows, for all of them."""
+    differing: set[str] = set()
+    changed: list[Record] = []
+    for record in group:
+        columns = mapping.columns_to_write(record, was[id(record)])
+        if columns:
+            differing |= columns
+            changed.append(record)
+    if changed:
+        table, (names, pick) = mapping.table_of(kind), _written(kind, frozenset(differing))
+        rows = [pick(mapping.to_values(record, table)) for record in changed]
+        batch.add("update", kind, names, rows)
+
+
+@lru_cache(maxsize=1024)
+def _written(
+    kind: type[Record], differing: frozenset[str]
+) -> "tuple[tuple[str, ...], itemgetter[tuple[Value, ...]]]":
+    """The columns that an update of some of them writes, and how to pick them from a row."""
     table = mapping.table_of(kind)
-    differing = {id(record): mapping.columns_to_write(record, was[id(record)]) for record in group}
-    group = [record for record in group if differing[id(record)]]
-    if not group:
-        return
-    written = set(table.key).union(*differing.values())
-    for name, others in mapping.follows(table.name).items():
+    written = {*table.key, *differing}
+    for together in mapping.follows(table.name):
         # What the one holds depends on the others.
-        if not written.isdisjoint({name, *others}):
-            written |= {name, *others}
+        if not written.isdisjoint(together):
+            written |= together
     positions = [place for place, name in enumerate(table.names) if name in written]
-    rows = [mapping.to_values(record, table) for record in group]
-    batch.add(
-        "update",
-        kind,
-        tuple(table.names[place] for place in positions),
-        [[row[place] for place in positions] for row in rows],
-    )
+    return tuple(table.names[place] for place in positions), itemgetter(*positions)
 
 
 def _key_arrays(record: type[Record], keys: Sequence[Key]) -> list[Sequence[Value]]:

@@ -107,6 +107,18 @@ class SqliteReader:
         self._remember(records)
         return records
 
+    async def select_joined(
+        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
+    ) -> Sequence[Joined]:
+        """Needs no comparing of versions: there is no other writer before a transaction is over."""
+        found: list[Joined] = []
+        columns, rows = self._rows(name, parameters)
+        for row in rows:
+            joined = [record for record, _ in mapping.from_joined(records, columns, row)]
+            self._remember(joined)
+            found.append(Joined({type(record): record for record in joined}))
+        return found
+
     def _get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         table = mapping.table_of(record)
         text = get_text(record)
@@ -180,19 +192,6 @@ class SqliteTransaction(SqliteReader):
 
     def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
         self._absent.update((record, key) for key in keys)
-
-    async def select_joined(
-        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
-    ) -> Sequence[Joined]:
-        """Needs no comparing of versions: there is no other writer before this is over."""
-        found: list[Joined] = []
-        columns, rows = self._rows(name, parameters)
-        for row in rows:
-            pairs = zip(columns, row, strict=True)
-            joined = [record for record, _ in mapping.from_joined(records, pairs)]
-            self._remember(joined)
-            found.append(Joined({type(record): record for record in joined}))
-        return found
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()

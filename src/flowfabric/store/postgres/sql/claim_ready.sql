@@ -13,7 +13,7 @@ with clock as (
     select coalesce(:clock::bigint, floor(extract(epoch from clock_timestamp()) * 1000)::bigint)
                as now_ms
 ), candidate as materialized (
-    select best.*, asked.*, row_number() over () as place,
+    select best.*, asked.*, row_number() over () as place, (select now_ms from clock) as now_ms,
            case lifecycle_phase when 'active' then replace(ownership_state::text, '_reclaimable', '')
            end as reclaim_reason,
            case when lifecycle_phase = 'active' then 'reclaimed'
@@ -81,6 +81,7 @@ with clock as (
            and lane.state in ('active', 'draining')
          order by best.priority desc, best.created_at_ms, best.execution_id
          limit :limit::bigint)
+-- limits
         union all
         -- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
         select best.row_version, best.partition_key, best.execution_id, best.priority,
@@ -159,6 +160,7 @@ with clock as (
              order by priority desc, created_at_ms, execution_id
              limit given.slots
          ) as best
+-- end of limits
       ) as best
      cross join lateral (
         select x.payload, x.payload_encoding, x.attempt_timeout_ms
@@ -180,8 +182,8 @@ with clock as (
            lease_epoch = coalesce(e.lease_epoch, 0) + 1,
            worker_id = :worker_id,
            worker_instance_id = :worker_instance_id,
-           lease_acquired_at_ms = (select now_ms from clock),
-           lease_expires_at_ms = (select now_ms from clock) + :lease_ttl_ms::bigint,
+           lease_acquired_at_ms = c.now_ms,
+           lease_expires_at_ms = c.now_ms + :lease_ttl_ms::bigint,
            lease_last_renewed_at_ms = null,
            lease_expired_at_ms = null,
            lease_revoked_at_ms = null,
@@ -195,7 +197,7 @@ with clock as (
            lease_reclaim_count = nullif(
                greatest(e.lease_reclaim_count, 0) + (c.kind = 'reclaimed')::int, 0),
            worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths end,
-           attempt_deadline_ms = (select now_ms from clock) + nullif(
+           attempt_deadline_ms = c.now_ms + nullif(
                case when c.kind = 'resumed' then e.attempt_time_left_ms
                     else c.attempt_timeout_ms end, 0),
            attempt_time_left_ms = null,
@@ -206,7 +208,7 @@ with clock as (
            pending_previous_attempt_index = null,
            last_transition_at_ms = case when c.kind = 'reclaimed' then coalesce(
                e.last_transition_at_ms, e.lease_acquired_at_ms, e.created_at_ms) end,
-           last_mutation_at_ms = case when c.kind = 'reclaimed' then (select now_ms from clock) end
+           last_mutation_at_ms = case when c.kind = 'reclaimed' then c.now_ms end
       from candidate c
      -- The row is locked, so its version cannot change under us: no need to look it up again.
      where e.ctid = c.row_version
@@ -223,7 +225,8 @@ with clock as (
               coalesce(e.current_attempt_index, 0) as current_attempt_index, c.place, c.kind,
               c.reclaim_reason,
               c.attempt_type, c.pending_retry_reason, c.pending_replay_reason,
-              c.pending_replay_requested_by, c.pending_previous_attempt_index, c.previous_index
+              c.pending_replay_requested_by, c.pending_previous_attempt_index, c.previous_index,
+              c.now_ms
 ), started as (
     -- All but the first attempt under its first lease, which follows from the execution.
     insert into attempt (
@@ -232,7 +235,7 @@ with clock as (
         retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
         replayed_from_attempt_index, reclaim_reason)
     select partition_key, execution_id, current_attempt_index, current_attempt_id, attempt_type,
-           'started', (select now_ms from clock), (select now_ms from clock), lease_id,
+           'started', now_ms, now_ms, lease_id,
            lease_epoch, :worker_id, :worker_instance_id,
            case when attempt_type = 'retry' then pending_retry_reason end,
            case when attempt_type = 'reclaim' then previous_index
@@ -249,10 +252,10 @@ with clock as (
     update attempt a
        set attempt_state = case when l.kind = 'resumed' then 'started'
                                 else 'interrupted_reclaimed' end,
-           ended_at_ms = case when l.kind = 'reclaimed' then (select now_ms from clock)
+           ended_at_ms = case when l.kind = 'reclaimed' then l.now_ms
                               else a.ended_at_ms end,
            failure_reason = coalesce(l.reclaim_reason, a.failure_reason),
-           resumed_at_ms = case when l.kind = 'resumed' then (select now_ms from clock)
+           resumed_at_ms = case when l.kind = 'resumed' then l.now_ms
                                 else a.resumed_at_ms end,
            suspended_at_ms = case when l.kind = 'resumed' then null else a.suspended_at_ms end,
            suspension_id = case when l.kind = 'resumed' then null else a.suspension_id end,
@@ -276,19 +279,19 @@ with clock as (
     insert into event (
         occurred_at_ms, category, event_type, namespace, instance_tag, worker_instance_id, reason,
         partition_key, execution_id, flow_id, lease_id, lease_epoch, attempt_index)
-    select (select now_ms from clock), 'lease',
+    select now_ms, 'lease',
            case when kind = 'reclaimed' then 'reclaimed' else 'acquired' end,
            namespace, instance_tag, :worker_instance_id,
            case when kind = 'resumed' then 'claim_resumed' else reclaim_reason end,
            array_agg(partition_key), array_agg(execution_id), array_agg(flow_id),
            array_agg(lease_id), array_agg(lease_epoch), array_agg(current_attempt_index)
       from leased
-     group by kind, reclaim_reason, namespace, instance_tag
+     group by now_ms, kind, reclaim_reason, namespace, instance_tag
 )
 select partition_key, execution_id::text as execution_id, kind, lease_id::text as lease_id,
        lease_epoch, lane_id, current_attempt_index as attempt_index,
        current_attempt_id::text as attempt_id,
-       (select now_ms from clock) + :lease_ttl_ms::bigint as lease_expires_at_ms, namespace,
+       now_ms + :lease_ttl_ms::bigint as lease_expires_at_ms, namespace,
        execution_kind, priority, payload, payload_encoding, flow_id::text as flow_id, retry_count,
        created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type, route_id
   from leased

@@ -113,4 +113,8 @@ with given as materialized (
       from ended
      where flow_id is not null
 )
-select position - 1 as position, coalesce(awaited, false) as awaited, flow_id is not null as in_flow from ended;
+select position - 1 as position, coalesce(awaited, false) as awaited,
+       flow_id is not null as in_flow,
+       -- The same message any number of times is sent once.
+       case when :hint::text is not null then pg_notify('flowfabric', :hint)::text end as told
+  from ended;

@@ -70,6 +70,7 @@ select e.rowid, uuid_head(:uuids) || printf('%012x', e.rowid),
      order by e.priority desc, e.created_at_ms, e.execution_id
      limit :limit) as best
  cross join live as e on e.rowid = best.execution_rowid;
+-- limits
 -- next
 -- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
 insert into temp.claiming (execution_rowid, lease_id, kind, attempt_type)
@@ -134,6 +135,7 @@ select e.rowid, uuid_head(:uuids) || printf('%012x', e.rowid),
                      limit (select max(value ->> 'slots') from json_each(:allowed)))))
          where resumes or starting <= given.value ->> 'starts')
      where place <= given.value ->> 'slots');
+-- end of limits
 -- next
 -- All but the first attempt under its first lease, which follows from the execution.
 insert into attempt (

@@ -1,0 +1,4 @@
+-- Leases on the best ready executions a worker can serve and no limit holds up, at most `limit`.
+--
+-- What is about limits is half of a claim, and costs its time whether or not anything is allowed.
+-- claim_ready without limits
