@@ -273,7 +273,7 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         _READ_OR_WORK,
         Reach.OWN,
         True,
-        """list_steps find_outcomes describe_suspension read_execution_context own_ids
+        """list_steps find_outcomes describe_suspension read_progress read_execution_context own_ids
         read_execution_inputs last_frame_at get_execution_namespace""",
     ),
     (

@@ -8,7 +8,9 @@ from flowfabric.core.conditions import AllConditions, ByName, Count, CountKind, 
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
-from flowfabric.engine.waitpoints import ResumeSignal
+from flowfabric.core.steps import NewStep
+from flowfabric.engine.steps import StepReport
+from flowfabric.engine.waitpoints import PastRuns, ResumeSignal
 from flowfabric.errors import InvalidInput, InvalidToken, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
@@ -158,6 +160,42 @@ async def test_a_pause_can_be_looked_up_by_its_id_from_any_attempt(
     assert [signal.signal_name for signal in after.signals] == ["approved"]
     assert after.continuation_metadata_pointer == "step 2"
     assert await engine.describe_suspension(pause.execution_id, new_id()) is None
+
+
+async def test_the_next_run_finds_steps_and_the_last_pause_together(
+    engine: Engine, given: Given
+) -> None:
+    first = await paused(given)
+    assert await engine.read_progress(first.execution_id) == PastRuns(
+        pause=await engine.describe_suspension(first.execution_id, first.details.suspension_id)
+    )
+    await first.signal()
+    again = await given.taken()
+    steps = [
+        StepReport(handle=again.handle, step=NewStep(step_key=key, after_key=after, result=b"1"))
+        for key, after in (("two", "one"), ("one", None))
+    ]
+    assert not any(isinstance(each, Exception) for each in await engine.record_steps(steps))
+    both = Count(n=2, count_kind=CountKind.DISTINCT_SIGNALS, waitpoints=("gate",))
+    last = await pause(given, again, both)
+    for name in ("approved", "approved too"):
+        await engine.deliver_operator_signal(
+            again.execution_id, "gate", signal_name=name, payload=name.encode()
+        )
+    progress = await engine.read_progress(again.execution_id)
+    assert progress == PastRuns(
+        steps=await engine.list_steps(again.execution_id),
+        pause=await engine.describe_suspension(again.execution_id, last.details.suspension_id),
+    )
+    assert [step.step_key for step in progress.steps] == ["one", "two"]
+    assert progress.pause is not None
+    assert [each.payload for each in progress.pause.signals] == [b"approved", b"approved too"]
+
+
+async def test_an_execution_that_has_nothing_behind_it_has_no_progress(
+    engine: Engine, given: Given
+) -> None:
+    assert await engine.read_progress((await given.running()).execution_id) == PastRuns()
 
 
 async def test_the_last_pause_of_an_attempt_is_the_one_observed(

@@ -26,7 +26,6 @@ from flowfabric.core.conditions import Condition
 from flowfabric.core.creation import Checked
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.records import Step
 from flowfabric.core.results import Completed, CreateResult, Delayed, FailResult, Moved
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import StepStored
@@ -35,7 +34,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspensions import SuspendOptions, SuspendOutcome
-from flowfabric.engine.waitpoints import SuspensionView
+from flowfabric.engine.waitpoints import PastRuns, SuspensionView
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import BackendErrorKind, FlowFabricError, LeaseExpired, Transport
 from flowfabric.reconcilers import run_due
@@ -126,8 +125,8 @@ class FaultyEngine(Engine):
         except LeaseExpired as crash:
             return [crash] * len(reports)
 
-    async def list_steps(self, execution_id: str) -> tuple[Step, ...]:
-        saying = super().list_steps
+    async def read_progress(self, execution_id: str) -> PastRuns:
+        saying = super().read_progress
         return await self.word(lambda: saying(execution_id))
 
     async def read_outcomes(self, execution_ids: Sequence[str]) -> dict[ExecutionId, Outcome]:

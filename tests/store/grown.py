@@ -150,6 +150,8 @@ def id_of(salt: int, n: int) -> tuple[int, str]:
     return PARTITION, uuid
 
 
+PAUSED = id_of(DELAYED_SALT, 7)
+"""It has a suspension."""
 FRAMES = 5_000
 LONG_STREAM = id_of(LEASED_SALT, 7)
 """Of what runs. Most streams have two frames, this one has many."""
@@ -463,6 +465,9 @@ def questions(event_ids: int = 1) -> list[Question]:
             for name in ("deadlines", "suspensions", "waitpoints")
         ),
         Question("ended_and_awaited", {"limit": BATCH}, BATCH, BATCH),
+        Question(
+            "read_progress", dict(zip(("partition_key", "execution_id"), PAUSED, strict=True)), 1, 1
+        ),
         Question(
             "blocked_by_code",
             {

@@ -477,6 +477,7 @@ class Engine:
     expire_due_waitpoints = operation("pauses", Pauses.expire_due_waitpoints)
     observe_signals = operation("pauses", Pauses.observe_signals)
     describe_suspension = operation("pauses", Pauses.describe_suspension)
+    read_progress = operation("pauses", Pauses.read_progress)
     list_pending_waitpoints = operation("pauses", Pauses.list_pending_waitpoints)
     list_suspended = operation("pauses", Pauses.list_suspended)
     list_inbox = operation("pauses", Pauses.list_inbox)

@@ -25,18 +25,20 @@ from flowfabric.core.records import (
     HmacKey,
     SignalEffect,
     SignalRecord,
+    Step,
     Suspension,
     SuspensionReason,
     TimeoutBehavior,
     Waitpoint,
     WaitpointState,
 )
+from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.engine import paging, suspensions, unit, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
-from flowfabric.errors import NotFound
-from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.errors import CodecFailed, NotFound
+from flowfabric.store.base import Joined, Reader, Row, Transaction
 
 SIGNALS_SHOWN_MAX = 10_000
 
@@ -82,6 +84,15 @@ class SuspensionView(Struct, frozen=True, kw_only=True):
     def resumed(self) -> bool:
         """Whether its signals, or the timeout's, brought the execution back."""
         return self.close_reason in resumption.OBSERVABLE
+
+
+class PastRuns(Struct, frozen=True, kw_only=True):
+    """What an execution has behind it."""
+
+    steps: tuple[Step, ...] = ()
+    """Finished, in the order they were made in."""
+    pause: SuspensionView | None = None
+    """The last one, open or over."""
 
 
 class WaitpointView(Struct, frozen=True, kw_only=True):
@@ -351,6 +362,39 @@ class Waitpoints(unit.Group):
         view = _view(rows)
         return structs.replace(view, signals=await self._unpacked(view.signals))
 
+    async def read_progress(self, execution_id: str) -> PastRuns:
+        """What the next run of a handler goes on from: steps, and how the last pause ended."""
+        asked = self.shell.check_execution_id(execution_id)
+        partition_key, _ = unit.execution_key(asked)
+
+        async def body(reader: Reader) -> Sequence[Joined]:
+            return await reader.select_joined(
+                (Step, Suspension, SignalRecord),
+                "read_progress",
+                partition_key=partition_key,
+                execution_id=uuid_of(asked),
+            )
+
+        rows, values = await self.store.read(body), self.shell.values
+        found = [step for row in rows if (step := row.get(Step)) is not None]
+        steps = await values.through_all(
+            tuple(in_order(found)),
+            lambda each: structs.replace(each, result=values.unpack(each.result)),
+        )
+        return PastRuns(steps=tuple(steps), pause=await self._last_pause(rows))
+
+    async def _last_pause(self, rows: Sequence[Joined]) -> SuspensionView | None:
+        """None if there was no pause, or a codec cannot read it: its wait finds out, and why."""
+        pauses = [pause for row in rows if (pause := row.get(Suspension)) is not None]
+        if not pauses:
+            return None
+        found = [signal for row in rows if (signal := row.get(SignalRecord)) is not None]
+        signals = [_signal_view(signal) for signal in found[:SIGNALS_SHOWN_MAX]]
+        try:
+            return _pause_view(pauses[0], await self._unpacked(signals))
+        except CodecFailed:
+            return None
+
     async def list_pending_waitpoints(
         self, execution_id: str, *, after: str | None = None, limit: int = 100
     ) -> WaitpointPage:
@@ -508,6 +552,11 @@ async def _signals_of(
 def _signal_view(signal: SignalRecord) -> ResumeSignal:
     fields = structs.asdict(signal) | {"effect": signal.observed_effect}
     return ResumeSignal(**{name: fields[name] for name in ResumeSignal.__struct_fields__})
+
+
+def _pause_view(pause: Suspension, signals: tuple[ResumeSignal, ...]) -> SuspensionView:
+    fields = structs.asdict(pause) | {"signals": signals}
+    return SuspensionView(**{name: fields[name] for name in SuspensionView.__struct_fields__})
 
 
 def _view(rows: Sequence[Row]) -> SuspensionView:

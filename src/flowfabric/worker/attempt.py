@@ -24,12 +24,13 @@ from flowfabric import errors
 from flowfabric.core.bounds import TEXT_BYTES_MAX
 from flowfabric.core.checks import ENCODED, JSON, shorten
 from flowfabric.core.policies import ATTEMPT_TIMEOUT
-from flowfabric.core.records import FailedStep, Step, TimeoutBehavior
+from flowfabric.core.records import FailedStep, TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied, Completed
 from flowfabric.core.states import FailureClass
 from flowfabric.core.steps import DEPLOY
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import SuspendSatisfied
+from flowfabric.engine.waitpoints import PastRuns
 from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind, statements_within
@@ -391,13 +392,15 @@ class RunningAttempt:
 
     async def _make_context(self) -> Context:
         """A context, which knows what earlier runs have stored."""
-        steps: Sequence[Step] = ()
+        progress = PastRuns()
         if not self.lease.first_run:
             engine, execution_id = self._shared.engine, self.lease.handle.execution_id
-            loading = self._shared.reports.send(self.lease, lambda: engine.list_steps(execution_id))
-            steps = await fenced(self.lease, loading)
+            loading = self._shared.reports.send(
+                self.lease, lambda: engine.read_progress(execution_id)
+            )
+            progress = await fenced(self.lease, loading)
         parking = Parking(partial(self.stop, Stop.PARK, "waiting"))
-        self._services = Services(self._shared, self.lease, parking, steps)
+        self._services = Services(self._shared, self.lease, parking, progress)
         return Context(self._services)
 
     def _arguments(self, payload: bytes) -> Bound:

@@ -18,7 +18,6 @@ from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_text
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
-from flowfabric.core.records import Step
 from flowfabric.core.results import CreateResult
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.core.waitpoints import PendingWaitpoint
@@ -27,7 +26,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
 from flowfabric.engine.signals import kept_topic
 from flowfabric.engine.steps import StepReport
-from flowfabric.engine.waitpoints import SuspensionView
+from flowfabric.engine.waitpoints import PastRuns, SuspensionView
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import statements_within
@@ -236,9 +235,10 @@ class Services:
     """
 
     def __init__(
-        self, shared: Shared, lease: HeldLease, parking: Parking, steps: Sequence[Step]
+        self, shared: Shared, lease: HeldLease, parking: Parking, progress: PastRuns
     ) -> None:
         self._shared = shared
+        self._last_pause = progress.pause
         self._loop = shared.loop
         self._thread = threading.get_ident()
         self._calls: set[asyncio.Task[object]] = set()
@@ -254,7 +254,7 @@ class Services:
         self.promises = Promises()
         self._emitter: Emitter | None = None
         self._recorder = recorder = Recorder(shared, lease, parking)
-        self.steps = Journal(recorder.store, recorder.store_later, parking, steps)
+        self.steps = Journal(recorder.store, recorder.store_later, parking, progress.steps)
 
     def on_worker_loop(self) -> bool:
         """Whether this is called on the worker's event loop."""
@@ -361,6 +361,11 @@ class Services:
         )
 
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
+        last = self._last_pause
+        if last is not None and last.suspension_id == suspension_id and not last.is_open:
+            # It stays as it is.
+            check_outside(self.lease)
+            return last
         engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
         return await self._tell(lambda: engine.describe_suspension(execution_id, suspension_id))
 

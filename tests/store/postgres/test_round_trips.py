@@ -193,10 +193,10 @@ async def test_a_pause_and_a_signal_by_name(
     await engine.deliver_operator_signal(claimed.execution_id, "gate", signal_name="approved")
     assert len(sent) == 2, sent
     sent.clear()
-    view = await engine.describe_suspension(claimed.execution_id, SUSPENSION_ID)
+    progress = await engine.read_progress(claimed.execution_id)
     assert len(sent) == 1, sent
-    assert view is not None
-    assert view.resumed
+    assert progress.pause is not None
+    assert progress.pause.resumed
 
 
 async def test_a_second_pause_and_its_signal(
