@@ -195,6 +195,17 @@ async def test_no_statement_is_planned_as_a_scan_when_tables_have_grown(
     assert await scanning_statements(connection) == {}
 
 
+async def test_many_rows_are_written_by_key_though_their_tables_looked_empty(
+    connection: Connection, postgres_store: PostgresStore
+) -> None:
+    """A plan that was made then stays in use while a table grows."""
+    await save(postgres_store, Changes(inserts=(an_execution(), an_execution(**ENDED))))
+    await connection.execute(BELONGINGS)
+    await connection.execute("vacuum analyze")
+    scanning = await scanning_statements(connection)
+    assert [name for name in scanning if name.startswith("save")] == []
+
+
 def every(node: Node) -> list[Node]:
     return [node, *(step for plan in node.plans for step in every(plan))]
 

@@ -353,8 +353,10 @@ def _write(part: Part, first: int, when: str) -> str:
     else:
         given = {name: f"k.{name}" for name in part.columns}
         changes = ", ".join(f"{name} = {written(table, name, given)}" for name in names)
-        where = " and ".join(f"t.{name} = k.{name}" for name in table.key)
-        rows = _unnest(table, part.columns, first)
+        # Whoever writes a row has locked it, so that its version stays what it is.
+        where = "t.ctid = found.row_version"
+        rows = f"{_unnest(table, part.columns, first)} cross join lateral ({_version(table)})"
+        rows = f"{rows} as found"
     if when:
         where = f"{where} and {when}"
     if part.verb == "delete":
@@ -399,6 +401,11 @@ def _by_key(table: mapping.Table) -> str:
     columns = ", ".join(_read(table, name, "r") for name in table.names)
     same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
     return f"select {columns} from {SCHEMA}.{table.name} as r where {same}"
+
+
+def _version(table: mapping.Table) -> str:
+    same = " and ".join(f"r.{name} = k.{name}" for name in table.key)
+    return f"select r.ctid as row_version from {SCHEMA}.{table.name} as r where {same} limit 1"
 
 
 def written(table: mapping.Table, name: str, given: Mapping[str, str]) -> str:
