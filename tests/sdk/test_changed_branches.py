@@ -37,6 +37,15 @@ async def more_gathered(shop: Shop, ctx: Context) -> None:
     await asyncio.gather(*(mail(shop, ctx, who) for who in ("ada", "bob", "eve")))
 
 
+async def three_gathered(shop: Shop, ctx: Context) -> None:
+    await asyncio.gather(*(mail(shop, ctx, who) for who in ("ada", "bob", "dan")))
+
+
+async def others_of_three_moved(shop: Shop, ctx: Context) -> None:
+    """The new one is where another was: that tells nothing once the others have moved."""
+    await asyncio.gather(*(mail(shop, ctx, who) for who in ("dan", "eve", "ada")))
+
+
 async def named_gathered(shop: Shop, ctx: Context) -> None:
     await asyncio.gather(named(shop, ctx, "ada"), named(shop, ctx, "bob"))
 
@@ -76,6 +85,7 @@ INSERTED = [gathered, named_gathered, task, group, arriving, waited_for, timed, 
 REPLACED = [
     (gathered, other_gathered),
     (gathered, more_gathered),
+    (three_gathered, others_of_three_moved),
     (named_gathered, other_named_gathered),
 ]
 

@@ -138,6 +138,8 @@ class Shelf:
         self._left: dict[str, Kept] = {}
         self._forgiven: set[str] = set()
         self._burst: set[tuple[str, str, int]] = set()
+        self._reordered: Collection[str] = ()
+        """The names of branches of a burst whose arguments tell that their order has changed."""
         self._numbers: set[tuple[str, str, int]] = set()
         """What was stored in the order of the code, taken or not."""
         self._guessed: dict[tuple[str, str, str], str] = {}
@@ -171,6 +173,7 @@ class Shelf:
         self._burst = {(asked.kind, asked.name, asked.number) for asked in burst}
         passes = (self._same, self._equal_to, self._alike, self._numbered)
         for candidate in passes if self._left else ():
+            self._reordered = _reordered(burst, found)
             for position, asked in enumerate(burst):
                 if found[position] is None and not self._is_given_away(asked):
                     found[position] = self._remove(candidate(asked))
@@ -271,6 +274,8 @@ class Shelf:
         return kept if kept is not None and _is_alike(asked, kept) else None
 
     def _numbered(self, asked: Asked) -> Kept | None:
+        if asked.name in self._reordered:
+            return None
         kept = self._at_number(asked)
         return None if kept is None or kept.key in self._only_equal else kept
 
@@ -517,6 +522,15 @@ def alike(kind: str, name: str, digest: str) -> tuple[str, str, str]:
     """What a call has in common with its equals."""
     # The timeout of a wait may change: waits are known by their names alone.
     return kind, name, "" if kind == StepKind.SIGNAL else firm(digest)
+
+
+def _reordered(burst: Sequence[Asked], found: Sequence[Kept | None]) -> Collection[str]:
+    """The names of branches that are stored under other numbers: theirs tell nothing here."""
+    return {
+        asked.name
+        for asked, kept in zip(burst, found, strict=True)
+        if kept is not None and asked.kind == BRANCH and kept.number != asked.number
+    }
 
 
 def label_of(qualified_name: str) -> str:

@@ -319,18 +319,19 @@ class RunningAttempt:
         except asyncio.CancelledError as error:
             if self.stopping is None:
                 # Nobody told it to stop: it cancelled itself, which is a failure like another.
-                return self._failure(
-                    "handler raised CancelledError",
-                    FailureClass.TRANSIENT,
-                    step=blamed(self.lease, error),
+                step = blamed(self.lease, error)
+                why = "handler raised CancelledError"
+                return await self._after_steps(
+                    self._failure(why, FailureClass.TRANSIENT, step=step)
                 )
             self._running.uncancel()
             return self._after_stop()
         except BaseException as error:
             try:
-                return self._after_error(error)
+                report = self._after_error(error)
             except Exception as trouble:
-                return self._own_failure(trouble, error)
+                report = self._own_failure(trouble, error)
+            return await self._after_steps(report)
         if self.stopping is not None:
             self._running.uncancel()
         if self.stopping in (Stop.LOST, Stop.TIMEOUT, Stop.PARK):
@@ -339,6 +340,17 @@ class RunningAttempt:
         if self._services is not None:
             self._warn_about_unused_steps(self._services)
         return Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
+
+    async def _after_steps(self, report: Report | None) -> Report | None:
+        """What to report of a failure, once the steps have ended that ran beside it."""
+        assert self._running is not None
+        before = self.stopping
+        if self._services is not None and before is None:
+            try:
+                await self._services.finish_steps()
+            except asyncio.CancelledError:
+                self._running.uncancel()
+        return report if self.stopping is before else self._after_stop()
 
     async def _handle(self) -> bytes:
         """The handler's encoded result."""

@@ -400,11 +400,15 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
                     found = stored.result or b"null"
                     return await fitting(services.parking, partial(decode, found))
                 services.check()
-                data = encode_step(call.key, await self._tried(call, function, args, given))
-                # Before it is stored: what does not fit is a failure of the step.
-                result = decode(data)
-                await services.flush()
-                await journal.store(call, result=data)
+                services.unfinished.begin()
+                try:
+                    data = encode_step(call.key, await self._tried(call, function, args, given))
+                    # Before it is stored: what does not fit is a failure of the step.
+                    result = decode(data)
+                    await services.flush()
+                    await journal.store(call, result=data)
+                finally:
+                    services.unfinished.end()
                 return result
 
     async def _tried(
@@ -421,7 +425,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
             self._services.check()
             inside, emitting = inside_step.set(call.name), emitting_step.set(call.key)
             try:
-                return await self._services.functions.call(function, *args, **kwargs)
+                return await self._services.call(call, partial(function, *args, **kwargs))
             except (Exception, asyncio.CancelledError) as error:
                 final = (DoNotRetry, NotInAStep, *(retry.final if isinstance(retry, Retry) else ()))
                 if not isinstance(retry, Retry) or isinstance(error, final) or is_cancelled(error):

@@ -51,7 +51,7 @@ from msgspec import Struct
 from flowfabric.errors import InvalidInput
 from flowfabric.task import Task
 from flowfabric.worker import failures
-from flowfabric.worker.threads import Threads
+from flowfabric.worker.threads import Late, Threads
 
 # Processes of our own for tasks that keep a core busy -----------------------
 #
@@ -258,13 +258,24 @@ class Functions:
         self._processes = Processes(processes)
 
     async def call(
-        self, function: Callable[..., object], *args: object, **kwargs: object
+        self, call: partial[object], *, on_cancel: Callable[[], None], late: Late
     ) -> object:
-        """Call an async function here, a plain one in a thread: steps, and async handlers."""
-        if inspect.iscoroutinefunction(function):
-            result: object = await function(*args, **kwargs)
+        """Call the function of a step: an async one here, a plain one in a thread.
+
+        A thread runs on when this is cancelled: `on_cancel` is called, and then `late`.
+        """
+        if inspect.iscoroutinefunction(call.func):
+            coroutine = call()
+            assert inspect.isawaitable(coroutine), "what its function is"
+            result: object = await coroutine
             return result
-        made = await self._step_threads.call(partial(_kept, function, args, kwargs))
+        thread = self._step_threads.call(partial(_kept, call), late)
+        try:
+            made = await thread
+        except asyncio.CancelledError:
+            if thread.cancelled():
+                on_cancel()
+            raise
         if isinstance(made, Raised):
             raise made.error
         # A plain function may return a coroutine, as a lambda around an async one does.
@@ -294,11 +305,9 @@ def is_cancelled(error: BaseException) -> bool:
     return cancelling and isinstance(error, asyncio.CancelledError)
 
 
-def _kept(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
-) -> object:
+def _kept(call: Callable[[], object]) -> object:
     try:
-        return contained(partial(function, *args, **kwargs))
+        return contained(call)
     except CANCELLATIONS as error:
         return Raised(error)
 

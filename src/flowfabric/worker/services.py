@@ -6,8 +6,8 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial, wraps
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -35,10 +35,10 @@ from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
 from flowfabric.task import Call as Submission
 from flowfabric.worker.failures import why_lost
-from flowfabric.worker.functions import Functions, Resources
+from flowfabric.worker.functions import Functions, Raised, Resources
 from flowfabric.worker.journal import Journal
 from flowfabric.worker.leases import HeldLease, Inside, check_outside
-from flowfabric.worker.lines import inside_step
+from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.reports import Emitter, Reports
 
@@ -227,6 +227,38 @@ class Recorder:
         return await reports.send(self._lease, lambda: reports.steps.add(report))
 
 
+class Unfinished:
+    """Functions of steps that run, of one attempt, which does not fail before they have ended.
+
+    When a branch fails, those of others run on, and a thread does although it was cancelled. Their
+    effects happen: unless what they return is stored, the next attempt has them again.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.late: list[tuple[DurableCall, object]] = []
+        """What came from threads after the handler had cancelled the call."""
+        self._none = asyncio.Event()
+
+    def begin(self) -> None:
+        self.count += 1
+
+    def end(self) -> None:
+        self.count -= 1
+        if not self.count:
+            self._none.set()
+
+    def came_late(self, call: DurableCall, returned: bool, result: object) -> None:
+        if returned and not isinstance(result, Raised) and not inspect.isawaitable(result):
+            self.late.append((call, result))
+        self.end()
+
+    async def wait(self) -> None:
+        while self.count:
+            self._none.clear()
+            await self._none.wait()
+
+
 class Services:
     """One attempt's view of them.
 
@@ -252,6 +284,7 @@ class Services:
         self.waitpoints_made = 0
         """By this run of the handler, which asks for each again; some may be closed by now."""
         self.promises = Promises()
+        self.unfinished = Unfinished()
         self._emitter: Emitter | None = None
         self._recorder = recorder = Recorder(shared, lease, parking)
         self.steps = Journal(recorder.store, recorder.store_later, parking, progress.steps)
@@ -276,6 +309,25 @@ class Services:
         self.steps.close()
         for call in self._calls:
             call.cancel()
+
+    async def call(self, call: DurableCall, function: partial[object]) -> object:
+        """Call the function of a step."""
+        unfinished = self.unfinished
+        return await self._shared.functions.call(
+            function, on_cancel=unfinished.begin, late=partial(unfinished.came_late, call)
+        )
+
+    async def finish_steps(self) -> None:
+        """The handler has failed: begin nothing more, and store what runs on without it."""
+        self.steps.close()
+        if self.unfinished.count:
+            log.info("failed; its running steps end first", extra=self.lease.log_fields)
+        await self.unfinished.wait()
+        for call, result in self.unfinished.late:
+            # Unless the handler had gone on without it: then that is stored.
+            if any(seen.call is call for seen in self.steps.seen):
+                with suppress(errors.InvalidInput):
+                    await self.steps.store(call, result=encode_step(call.key, result))
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """From the handler's thread: run `work` on the worker's loop and wait for it."""

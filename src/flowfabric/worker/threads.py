@@ -18,12 +18,25 @@ from typing import Final, NamedTuple
 CLOSED: Final = None
 
 
+Late = Callable[[bool, object], None]
+"""Takes the answer to a call that was cancelled: whether it returned anything, and what."""
+
+
 class ThreadCall(NamedTuple):
     """A call, and where its answer belongs."""
 
     future: "asyncio.Future[object]"
     context: contextvars.Context
     call: Callable[[], object]
+    late: Late | None
+
+
+class ThreadAnswer(NamedTuple):
+    asked: ThreadCall
+    made: bool
+    """Whether it was called at all."""
+    result: object
+    error: BaseException | None
 
 
 class Threads:
@@ -33,19 +46,22 @@ class Threads:
         self._count_max = count_max
         self._name = name
         self._asked: queue.SimpleQueue[ThreadCall | None] = queue.SimpleQueue()
-        self._answers: deque[tuple[asyncio.Future[object], object, BaseException | None]] = deque()
+        self._answers: deque[ThreadAnswer] = deque()
         self._woken = False
         """The loop will look at the answers."""
         self._under_way = 0
         self._started = 0
 
-    def call(self, call: Callable[[], object]) -> "asyncio.Future[object]":
+    def call(
+        self, call: Callable[[], object], late: Late | None = None
+    ) -> "asyncio.Future[object]":
         """Call it in a thread, with the context variables of here.
 
-        A call that is cancelled before a thread has come to it is not made.
+        A call that is cancelled before a thread has come to it is not made. One that is under way
+        by then runs on: `late` is told, on the loop, what became of it.
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._asked.put(ThreadCall(future, contextvars.copy_context(), call))
+        self._asked.put(ThreadCall(future, contextvars.copy_context(), call, late))
         self._under_way += 1
         if self._started < min(self._under_way, self._count_max):
             self._started += 1
@@ -65,18 +81,20 @@ class Threads:
                 asked = self._asked.get_nowait()
                 if asked is not None:
                     asked.future.cancel()
+                    _tell_late(ThreadAnswer(asked, False, None, None))
 
     def _answer_all(self) -> None:
         while (asked := self._asked.get()) is not None:
             loop = asked.future.get_loop()
             result: object = None
             error: BaseException | None = None
-            if not asked.future.cancelled():
+            made = not asked.future.cancelled()
+            if made:
                 try:
                     result = asked.context.run(asked.call)
                 except BaseException as raised:
                     error = raised
-            self._answers.append((asked.future, result, error))
+            self._answers.append(ThreadAnswer(asked, made, result, error))
             # Neither is to live on while this thread waits for its next call.
             del asked, result, error
             if not self._woken:
@@ -90,11 +108,16 @@ class Threads:
         # First: an answer that comes from now on wakes the loop again.
         self._woken = False
         while self._answers:
-            future, result, error = self._answers.popleft()
+            answer = self._answers.popleft()
             self._under_way -= 1
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(result)
+            if answer.asked.future.done():
+                _tell_late(answer)
+            elif answer.error is None:
+                answer.asked.future.set_result(answer.result)
             else:
-                future.set_exception(error)
+                answer.asked.future.set_exception(answer.error)
+
+
+def _tell_late(answer: ThreadAnswer) -> None:
+    if answer.asked.late is not None:
+        answer.asked.late(answer.made and answer.error is None, answer.result)
