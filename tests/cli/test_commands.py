@@ -40,6 +40,22 @@ async def fail(engine: Engine, reason: str) -> str:
 # Which database, and what when there is none
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--cors-origin", "app.example", "must be an origin, such as https://example.org"),
+        ("--cors-origin", "https://app.example/", "must be an origin, such as https://example.org"),
+        ("--trusted-proxy", "nonsense", "must be an address or a network, such as 10.0.0.0/8"),
+    ],
+)
+def test_a_server_refuses_origins_and_proxies_that_can_never_match(
+    option: str, value: str, says: str
+) -> None:
+    refused = run("serve", option, value, url="sqlite:///never.db")
+    assert refused.status == 2
+    assert says in " ".join(refused.err.split())
+
+
 def test_a_server_without_a_database_or_a_port_says_so_and_fails(tmp_path: Path) -> None:
     missing = run("serve", "--port", "0", url=f"sqlite:///{tmp_path}/missing.db")
     assert missing.status == 5

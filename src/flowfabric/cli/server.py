@@ -1,6 +1,8 @@
 """`serve`, `tokens` and `reconcile`: the HTTP server, who may ask it, and what time makes due."""
 
 import asyncio
+import ipaddress
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +29,7 @@ log = open_log(__name__)
 MISSING: Final = (
     "the HTTP server needs more packages; install them with: pip install 'flowfabric[server]'"
 )
+ORIGIN: Final = re.compile(r"https?://[a-z0-9.:\[\]-]+")
 TOKEN_COLUMNS: Final = (
     fixed("ID"),
     flexible("NAME"),
@@ -44,12 +47,41 @@ def at_most(flag: str, name: str, default: int, told: str) -> Callable[[F], F]:
     )
 
 
+class Origin(click.ParamType[str]):
+    """As browsers send it: any other spelling would never match."""
+
+    name = "origin"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        origin = str(value)
+        if origin != "*" and ORIGIN.fullmatch(origin) is None:
+            self.fail(f"must be an origin, such as https://example.org (got {origin!r})")
+        return origin
+
+
+class ProxyAddress(click.ParamType[str]):
+    name = "address"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        address = str(value)
+        try:
+            ipaddress.ip_network(address)
+        except ValueError:
+            self.fail(f"must be an address or a network, such as 10.0.0.0/8 (got {address!r})")
+        return address
+
+
 @click.command("serve", short_help="Serve the database over HTTP.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", default=9090, show_default=True, type=click.IntRange(0, 65_535))
 @click.option(
     "--cors-origin",
     "origins",
+    type=Origin(),
     multiple=True,
     metavar="ORIGIN",
     help="Let web pages of this origin ask, such as https://example.org; may be repeated.",
@@ -58,6 +90,7 @@ def at_most(flag: str, name: str, default: int, told: str) -> Callable[[F], F]:
 @click.option(
     "--trusted-proxy",
     "proxies",
+    type=ProxyAddress(),
     multiple=True,
     metavar="ADDRESS",
     help="Trust X-Forwarded-For from this proxy; may be repeated.",
