@@ -276,7 +276,6 @@ class Services:
         self._calls: set[asyncio.Task[object]] = set()
         self.lease = lease
         self.parking = parking
-        self.functions = shared.functions
         self.resources = shared.resources
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.pause = shared.pause
