@@ -308,24 +308,24 @@ async def fill_sqlite(path: Path) -> None:
 
 
 def steps_of(connection: sqlite3.Connection, question: Question) -> int:
-    """How many steps of the virtual machine the answer takes, to the nearest hundred."""
-    hundreds = 0
+    """How many steps of the virtual machine the answer takes."""
+    steps = 0
 
     def count() -> int:
-        nonlocal hundreds
-        hundreds += 1
+        nonlocal steps
+        steps += 1
         return 0
 
     transaction = SqliteTransaction(connection, SettableClock(NOW_MS))
     connection.execute("begin immediate")
-    connection.set_progress_handler(count, 100)
+    connection.set_progress_handler(count, 1)
     try:
         rows = drive(transaction.select(question.statement, **question.parameters))
     finally:
         connection.set_progress_handler(None, 0)
         connection.execute("rollback")
     assert len(rows) == question.returns
-    return hundreds * 100
+    return steps
 
 
 @pytest.fixture(scope="module")
