@@ -359,6 +359,8 @@ class Played:
 
     async def finish(self) -> None:
         """Everything comes to its end, and then every slot is free."""
+        # Slots taken by hand may be all that a lowered limit has.
+        await self.admit(takes=False)
         for _ in range(ROUNDS_MAX):
             self.world.clock.advance(ms=WINDOW_MS + PART_MS)
             await run_due(self.engine)
