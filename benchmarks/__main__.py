@@ -35,7 +35,7 @@ from benchmarks import (
 from benchmarks.bench import Bench, Scale, wear_in
 from benchmarks.meter import busy_share
 from benchmarks.peer import Peer
-from flowfabric.cli.worker import exempt_imports_from_collection
+from flowfabric.cli.running import exempt_imports_from_collection
 from tests.postgres import start_server
 
 SECTIONS: dict[str, Callable[[Bench], Awaitable[None]]] = {

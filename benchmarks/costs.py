@@ -5,6 +5,7 @@ hand, and of both the quickest round counts.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 from benchmarks.baseline import WORKFLOW, Figure
@@ -18,6 +19,8 @@ from flowfabric import App, Context, Run
 JOBS = 50_000
 """So many that the start of a worker hardly counts."""
 WARM_UPS = 100
+BUSY_US = 200
+"""CPU that the handler of a busy job uses."""
 IN_HAND = (300, 1_000, 2_000)
 """Jobs a worker has in hand: our concurrency, PgQueuer's batch size."""
 WORKFLOWS = 4_000
@@ -29,7 +32,7 @@ Round = tuple[Cost, Cost]
 
 
 class Jobs:
-    """An app with a task that does nothing, and one that does nothing in three steps."""
+    """An app with tasks that do nothing, nothing in three steps, and nothing but use the CPU."""
 
     def __init__(self, url: str) -> None:
         self.app = App(url)
@@ -49,7 +52,15 @@ class Jobs:
             self._count()
             return number
 
-        self.nothing, self.three_steps = nothing, three_steps
+        @self.app.task
+        async def busy(number: int) -> int:
+            until_ns = time.thread_time_ns() + BUSY_US * 1_000
+            while time.thread_time_ns() < until_ns:
+                pass
+            self._count()
+            return number
+
+        self.nothing, self.three_steps, self.busy = nothing, three_steps, busy
 
     def _count(self) -> None:
         self.done += 1
@@ -60,6 +71,10 @@ class Jobs:
         self._wanted += count
         task = self.three_steps if steps else self.nothing
         return await self.app.submit_many([task(number) for number in range(count)])
+
+    async def submit_busy(self, count: int) -> None:
+        self._wanted += count
+        await self.app.submit_many([self.busy(number) for number in range(count)])
 
     async def drain(self, concurrency: int = CONCURRENCY) -> None:
         """With a worker that starts now; returns when it has stopped."""

@@ -40,6 +40,12 @@ def _inserts(schema: str, uuid: str, rows: str, changes: Mapping[str, str]) -> l
         table = table_of(part)
         values = {name: changes.get(name, f"t.{name}") for name in table.names}
         stored = [written(table, name, values) if schema else values[name] for name in values]
+        if not schema and part is not AskedRow:
+            values["execution_rowid"] = (
+                "(select k.execution_rowid from execution as k where"
+                f" k.partition_key = t.partition_key and k.execution_id = {values['execution_id']})"
+            )
+            stored.append(values["execution_rowid"])
         statements.append(
             f"insert into {schema}{table.name} ({', '.join(values)}) select {', '.join(stored)}"
             f" from {schema}execution_now as t cross join {rows} where t.execution_id = '{uuid}'"

@@ -27,7 +27,7 @@ CREATED: Final = (Situation.WAITING, Situation.DELAYED, Situation.HELD)
 """What a submission makes: ready, for later, or behind others in a flow."""
 GROUPS: Final[Mapping[str, tuple[Situation, ...]]] = {
     "ready": READY,
-    "aside": tuple(each for each in SET_ASIDE if each is not Situation.GATED),
+    "aside": SET_ASIDE,
     "worker": HELD_BY_WORKER,
     "ended": ENDED,
 }
@@ -39,7 +39,7 @@ TITLES: Final = {
     "unfinished": "unfinished",
 }
 ALL: Final[Mapping[frozenset[Situation], str]] = {
-    frozenset(each for each in situations if each is not Situation.GATED): name
+    frozenset(situations): name
     for name, situations in (*GROUPS.items(), ("unfinished", UNFINISHED))
 }
 
@@ -51,7 +51,7 @@ def edges() -> dict[tuple[str, str], list[Operation]]:
         sources: dict[Situation, set[Situation]] = defaultdict(set)
         for before, afters in rule.leads.items():
             for after in afters:
-                if before is not Situation.GATED and after is not before:
+                if after is not before:
                     sources[after].add(before)
         for after, befores in sources.items():
             whole = ALL.get(frozenset(befores))
@@ -102,14 +102,12 @@ def table() -> Iterator[str]:
     yield "| Situation | Meaning | What moves it on |"
     yield "|---|---|---|"
     for situation in Situation:
-        if situation is Situation.GATED:
-            continue
         moves = []
         for operation, rule in RULES.items():
             afters = [each for each in rule.leads.get(situation, ()) if each is not situation]
-            # What happens to a gated one happens to whatever has not ended.
-            anywhere = rule.leads.get(Situation.GATED, ())
-            if set(afters) - set(anywhere):
+            # The diagram shows once, for the frame, what happens to whatever has not ended.
+            anywhere = set.intersection(*(set(rule.leads.get(each, ())) for each in UNFINISHED))
+            if set(afters) - anywhere:
                 moves.append(f"{operation} → {' or '.join(f'*{each}*' for each in afters)}")
         yield f"| **{situation}** | {means[situation]} | {'; '.join(moves)} |"
 

@@ -6,6 +6,7 @@ before the server hears of it, or after the server has done it and before the cl
 """
 
 import asyncio
+import re
 from contextlib import suppress
 from enum import Enum
 
@@ -28,13 +29,14 @@ class Network(Proxy):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._writes = b""
+        self._writes = re.compile(b"")
         self._cut: Cut | None = None
         self.was_cut = asyncio.Event()
 
     def cut_commit(self, table: str, when: Cut) -> None:
         """Cut the next transaction that inserts into `table`, on a connection new to it."""
-        self._writes, self._cut = f"insert into flowfabric.{table} ".encode(), when
+        self._writes = re.compile(rf"insert into (flowfabric\.)?{table} ".encode())
+        self._cut = when
         self.was_cut.clear()
 
     async def connected(
@@ -45,7 +47,7 @@ class Network(Proxy):
         self.start(line.requests(client), line.answers(server))
 
     def writes(self, data: bytes) -> bool:
-        return self._cut is not None and self._writes in data
+        return self._cut is not None and self._writes.search(data) is not None
 
     def take(self, when: Cut) -> bool:
         """Whether the commit is to be cut at this moment; it is so once."""

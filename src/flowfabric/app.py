@@ -27,22 +27,29 @@ from flowfabric.codec import Codec, check_codec
 from flowfabric.config import EngineConfig
 from flowfabric.connection import Opened, connect, migrate
 from flowfabric.core.ids import named_flow_id
-from flowfabric.core.policies import Duration
 from flowfabric.core.workers import LaneWeights
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import Unavailable
 from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
-from flowfabric.limits import AppLimits, KeySource, Limit, SlotFate
+from flowfabric.limits import AppLimits
 from flowfabric.logs import open_log
 from flowfabric.outages import everything_within, waited_out
-from flowfabric.registry import Registry, check_app, check_calls, check_middleware, check_task
+from flowfabric.registry import (
+    Registry,
+    TaskOptions,
+    check_app,
+    check_calls,
+    check_middleware,
+    check_settings,
+    check_task,
+)
 from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import Clock
 from flowfabric.submission import check_options, read_submission
-from flowfabric.task import Call, Executor, Retry, SubmitOptions, Task, TaskSettings
+from flowfabric.task import Call, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.functions import Factory, Resources
@@ -92,8 +99,8 @@ class App(Feed, Registry):
         All payloads go through the `codec`, if there is one; see `Codec`.
         If `url` goes through PgBouncer in transaction mode, set `listen_url` to a direct
         connection: notifications arrive over it instead of by polling.
-        With `http://…` all goes through a server (`flowfabric serve`), which knows the `token`,
-        or the one in FLOWFABRIC_TOKEN; settings and codec are those of the server.
+        With `http://…` everything goes through a server (`flowfabric serve`), which must know the
+        `token`, or the one in FLOWFABRIC_TOKEN; the server has its own settings and codec.
         """
         super().__init__(namespace)
         check_app(
@@ -123,9 +130,9 @@ class App(Feed, Registry):
         self._token = token
         self._opened: Opened | None = None
         self._workers: dict[Worker, asyncio.Event] = {}
-        """Those that run, with what tells that they have ended."""
+        """The workers that run, each with an event that is set when it has ended."""
         self._guard: AsyncGenerator[None, None] | None = None
-        """Closes what is open, at the latest when the event loop ends."""
+        """Closes the connections when the event loop ends, at the latest."""
         self._closed = False
         self._opening: asyncio.Lock | None = None
 
@@ -150,21 +157,7 @@ class App(Feed, Registry):
         *,
         name: str | None = None,
         version: int = 1,
-        lane: str = "default",
-        retry: Retry | None = None,
-        timeout: Duration | None = None,
-        priority: int = 0,
-        capabilities: Sequence[str] = (),
-        budget: str | Sequence[str] = (),
-        executor: Executor = "thread",
-        keep: Duration | None = None,
-        keep_failed: Duration | None = None,
-        max_worker_deaths: int | None = None,
-        rate_limit: str | None = None,
-        concurrency: int | None = None,
-        key: KeySource | None = None,
-        while_suspended: SlotFate = "release",
-        limits: Sequence[Limit] = (),
+        **settings: Unpack[TaskOptions],
     ) -> "TaskDecorator": ...
     def task(
         self,
@@ -173,55 +166,15 @@ class App(Feed, Registry):
         *,
         name: str | None = None,
         version: int = 1,
-        lane: str = "default",
-        retry: Retry | None = None,
-        timeout: Duration | None = None,
-        priority: int = 0,
-        capabilities: Sequence[str] = (),
-        budget: str | Sequence[str] = (),
-        executor: Executor = "thread",
-        keep: Duration | None = None,
-        keep_failed: Duration | None = None,
-        max_worker_deaths: int | None = None,
-        rate_limit: str | None = None,
-        concurrency: int | None = None,
-        key: KeySource | None = None,
-        while_suspended: SlotFate = "release",
-        limits: Sequence[Limit] = (),
+        **settings: Unpack[TaskOptions],
     ) -> "Task[..., object] | TaskDecorator":
-        """Make a function a task, under its own name unless `name` gives another.
+        """Make a function a task, under its own name or another `name`; see `TaskOptions`.
 
-        Async functions run on the worker's event loop, plain ones in a thread;
-        `executor="process"` runs a plain function in another process. `keep` and
-        `keep_failed` say how long its runs are kept after they have completed, or
-        ended in any other way; `EngineConfig` says it for every task. While a hard limit of a
-        `budget` is used up, or of one of several, none of its runs starts. A run fails after
-        `max_worker_deaths` (default 3) consecutive deaths of its worker. With 1, a worker that
-        merely lets its lease expire counts as dead.
-        Several versions of one name stand beside each other: runs stay with the version
-        they began with. `rate_limit="100/m"` and `concurrency=10` limit how many of its runs start
-        in a time and run at once, over all workers; with `key="{tenant}"`, or a function of the
-        arguments, for each value of it; with `while_suspended="keep"`, those that sleep or wait
-        count as running. `limits` are those it shares with other tasks.
+        Async functions run on the worker's event loop, plain ones in a thread; with
+        `executor="process"` in another process. A name may have several versions side by side:
+        a run stays with the version it began with.
         """
-        settings = TaskSettings(
-            lane=lane,
-            retry=retry,
-            timeout=timeout,
-            priority=priority,
-            capabilities=capabilities,
-            budget=budget,
-            executor=executor,
-            keep=keep,
-            keep_failed=keep_failed,
-            max_worker_deaths=max_worker_deaths,
-            rate_limit=rate_limit,
-            concurrency=concurrency,
-            key=key,
-            while_suspended=while_suspended,
-            limits=limits,
-        )
-        decorate = TaskDecorator(self, name, settings, version)
+        decorate = TaskDecorator(self, name, check_settings(settings), version)
         return decorate if function is None else decorate.register(function)
 
     def middleware(self, around: M) -> M:
@@ -235,12 +188,12 @@ class App(Feed, Registry):
         return around
 
     def provide(self, kind: type[T], factory: Factory[T]) -> None:
-        """Give handlers a resource: as `ctx.get(kind)`, and as the parameter of tasks declared
-        from now on whose annotation is `kind`.
+        """Give handlers a resource: as `ctx.get(kind)`, and as any parameter annotated with `kind`
+        of a task declared from now on.
 
-        `factory` returns it or a context manager around it, async or not, or yields it. It
-        is made when the worker starts and closed when it stops: by its context manager, by
-        the generator, or by its own `aclose()` or `close()`.
+        `factory` returns the resource or a context manager around it, async or not, or yields it.
+        The worker makes it when it starts and closes it when it stops: by the context manager,
+        the generator, or the resource's own `aclose()` or `close()`.
         """
         self.resources.provide(kind, factory)
 
@@ -277,7 +230,7 @@ class App(Feed, Registry):
     def _acting(self) -> "App":
         """The app that handles calls: this one, or the test app that replaces it.
 
-        The latest does; one that nobody has closed ends by itself.
+        The latest test app does; one that was never closed ends with its event loop.
         """
         return next((each for each in reversed(self._stand_ins) if each.is_open()), self)
 
@@ -285,7 +238,7 @@ class App(Feed, Registry):
         return self._opened is not None and not self._opened.loop.is_closed()
 
     def replace_with(self, other: "App") -> None:
-        """From now on `other` does what this, and whatever it has adopted, is asked to."""
+        """From now on let `other` handle the calls of this app and of the apps it has adopted."""
         if other not in self._stand_ins:
             self._stand_ins.append(other)
             for each in self.adopted:
@@ -320,7 +273,7 @@ class App(Feed, Registry):
         `submit(publish(42, draft=True), priority=10)`.
 
         With `connection=` the execution becomes part of that connection's open
-        transaction: it exists if and when that one commits.
+        transaction: it exists if and when the transaction commits.
         """
         call, options = read_submission(what, args, given)
         acting = self._acting
@@ -406,12 +359,12 @@ class App(Feed, Registry):
 
     @cached_property
     def budgets(self) -> AppBudgets:
-        """What the app's runs may spend: created, reported to and looked at."""
+        """Budgets: create them, report usage, read what is left."""
         return AppBudgets(self._open_engine, lambda: self._acting.namespace)
 
     @cached_property
     def limits(self) -> AppLimits:
-        """What limits the app's runs: looked at, and changed without a deploy."""
+        """Limits of the app's runs: read them, or change them without a deploy."""
         return AppLimits(self._open_engine, lambda: self._acting.namespace)
 
     # Opening and closing
@@ -453,10 +406,10 @@ class App(Feed, Registry):
     async def close(self) -> None:
         """Send what is underway and disconnect. It may be opened again.
 
-        A worker that still runs is stopped first, and hands back what it has.
+        A worker that still runs is stopped first, and hands back its executions.
         """
         if self._acting is not self:
-            return  # What stands in for it is closed by the test.
+            return  # The test closes the app that replaces it.
         working = list(self._workers.items())
         for worker, _ in working:
             if worker.drain():
@@ -491,11 +444,11 @@ class App(Feed, Registry):
     ) -> None:
         """Run tasks until `stop` is set or SIGTERM or SIGINT arrives.
 
-        A second signal stops handlers now, and so does cancelling this.
-        `lanes` are those of the app's tasks unless given. `settings` has the rest; what is given
-        beside it counts for more. While the database is away it waits, from the start; it raises
-        `DatabaseGone` once its SQLite file was deleted or replaced, and `AccessDenied` when a
-        server refuses its token, or what it asks for.
+        A second signal stops handlers now, and so does cancelling this. `lanes` default to those
+        of the app's tasks. `settings` holds everything else; the other arguments override it. While
+        the database is away the worker waits, even at the start; it raises `DatabaseGone` once its
+        SQLite file was deleted or replaced, and `AccessDenied` when a server refuses its token or
+        one of its requests.
         """
         check_worker_settings(settings)
         chosen = (settings or WorkerSettings()).with_given(lanes, capabilities, concurrency)
@@ -560,7 +513,7 @@ class App(Feed, Registry):
             codec=self.codec,
             listen_url=self._listen_url,
             token=self._token,
-            set_up=pool_max is None,  # A second one is to find the file of the first.
+            set_up=pool_max is None,  # A second engine must find the file of the first.
         )
 
     def _require(self) -> Opened:
@@ -570,7 +523,7 @@ class App(Feed, Registry):
 
 
 async def _closing_at_the_end(opened: Opened) -> AsyncGenerator[None, None]:
-    """An event loop closes the generators it has left when it ends, and waits for them."""
+    """Close when the event loop ends: it closes remaining generators and waits for them."""
     try:
         yield
     finally:

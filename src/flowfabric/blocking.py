@@ -1,45 +1,49 @@
-"""Submitting and waiting without an event loop.
+"""Submitting and waiting without an event loop, for scripts, Django views and the like.
 
-One background thread runs an event loop and the connections; any number of
-threads may call. Meant for scripts, Django views and other code that is not
-async. The thread starts with the first call and ends with the process or `close`.
+One background thread runs an event loop with the connections; any number of threads may
+call. It starts with the first call and ends with the process or `close`.
 """
 
 import asyncio
+import atexit
+import functools
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
-from typing import Generic, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
+from dataclasses import replace
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric import feed
-from flowfabric.budgets import refuse_breach
+from flowfabric.budgets import AppBudgets, refuse_breach
 from flowfabric.connection import Opened
 from flowfabric.core.budgets import Amounts
-from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.policies import Duration
-from flowfabric.core.signals import SignalResult
-from flowfabric.core.states import PublicState
-from flowfabric.core.views import ExecutionDetails, StepView
-from flowfabric.engine.budgets import BudgetStatus, usage_answer
+from flowfabric.engine.budgets import usage_answer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Told
 from flowfabric.engine.ledger import Usage
-from flowfabric.engine.waitpoints import Inbox
 from flowfabric.errors import Unavailable
+from flowfabric.parts import AppPart, Twin, waits
 from flowfabric.registry import check_calls, check_task
-from flowfabric.run import Run
-from flowfabric.signals import SignalToken, deliver, send, send_named, token_for
+from flowfabric.run import Run, run_through
+from flowfabric.signals import Signals
 from flowfabric.store.base import drive
 from flowfabric.streams import Frame
 from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task
 
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
+Part_co = TypeVar("Part_co", bound=AppPart, covariant=True)
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+AT_EXIT_S: Final = 2.0
+"""How long the end of the process waits for a background loop to end its tasks."""
 
 
 class Blocking:
@@ -52,7 +56,7 @@ class Blocking:
         meet: Callable[[Task[..., object]], None],
         acting: "Callable[[], Blocking] | None" = None,
     ) -> None:
-        """`meet` is told of every task that is submitted; `acting` finds who does the work."""
+        """`meet` is called with every task submitted; `acting` returns what does the work."""
         self._meet = meet
         self._acting = acting
         self.namespace = namespace
@@ -145,20 +149,20 @@ class Blocking:
     @property
     def signals(self) -> "BlockingSignals":
         """Signals for what waits; see `App.signals`."""
-        return BlockingSignals(self)
+        return BlockingSignals(self, Signals)
 
     @property
     def budgets(self) -> "BlockingBudgets":
         """What runs may spend; see `App.budgets`."""
-        return BlockingBudgets(self)
+        return BlockingBudgets(self, AppBudgets)
 
     @property
     def acting(self) -> "Blocking":
-        """What does the work: this, unless a test stands in for its app."""
+        """What does the work: this one, unless a test app replaces its app."""
         return self if self._acting is None else self._acting()
 
     def open(self) -> Engine:
-        """The engine on the background loop, connected if it was not yet."""
+        """The engine on the background loop; connects first if necessary."""
         return self.acting._open().engine
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
@@ -174,13 +178,15 @@ class Blocking:
             raise _closed() from None
 
     def sending(
-        self, connection: object, work: Callable[[Engine], Coroutine[object, object, T]]
+        self, connection: object, work: Callable[[Opened], Coroutine[object, object, T]]
     ) -> T:
-        """Do something on the background loop; or on this thread, inside a transaction of it."""
-        engine = self._open().engine
+        """Run a coroutine on the background loop, or on this thread inside the transaction of a
+        connection."""
+        opened = self._open()
         if connection is None:
-            return self.wait(work(engine))
-        return _on_this_thread(work(engine.on(connection, sync=True)))
+            return self.wait(work(opened))
+        joined = replace(opened, engine=opened.engine.on(connection, sync=True))
+        return _on_this_thread(work(joined))
 
     def close(self) -> None:
         """End the background thread. The next call starts another."""
@@ -234,11 +240,44 @@ def _start_loop() -> asyncio.AbstractEventLoop:
         loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
         loop.close()
 
-    threading.Thread(target=run, name="flowfabric-blocking", daemon=True).start()
+    thread = threading.Thread(target=run, name="flowfabric-blocking", daemon=True)
+    process = os.getpid()
+
+    def stop() -> None:
+        # A forked process has the loop but not its thread.
+        if process == os.getpid() and not loop.is_closed():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(AT_EXIT_S)
+
+    # Python would complain of every task that is destroyed while it waits.
+    atexit.register(stop)
+    thread.start()
     return loop
 
 
-class BlockingRun(Generic[R_co]):
+class Joining(Twin[A_co]):
+    """A twin, some of whose methods can join the transaction of a connection."""
+
+    def _call(
+        self, method: Callable[[A_co], Coroutine[object, object, T]], connection: object = None
+    ) -> T:
+        raise NotImplementedError
+
+
+def joins(
+    method: Callable[Concatenate[A, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[Joining[A], P], T]:
+    """`waits` for a method with `connection=`; the twin takes one that is not async."""
+
+    def call(self: Joining[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        connection = kwargs.pop("connection", None)
+        return self._call(lambda other: method(other, *args, **kwargs), connection)
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+class BlockingRun(Joining[Run[R_co]]):
     """A submitted execution, for code without an event loop."""
 
     def __init__(self, blocking: Blocking, run: Run[R_co]) -> None:
@@ -246,50 +285,18 @@ class BlockingRun(Generic[R_co]):
         self._blocking = blocking
         self._run = run
 
+    def _call(
+        self, method: Callable[[Run[R_co]], Coroutine[object, object, T]], connection: object = None
+    ) -> T:
+        if connection is None:
+            return self._blocking.wait(method(self._run))
+        return self._blocking.sending(
+            connection, lambda opened: method(run_through(self._run, opened))
+        )
+
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end and return what the task returned; see `Run.result`."""
         return self._blocking.wait(self._run.result(timeout))
-
-    def state(self) -> PublicState:
-        return self._blocking.wait(self._run.state())
-
-    def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        self._blocking.wait(self._run.cancel(reason))
-
-    def signal(
-        self,
-        name: str,
-        payload: object = None,
-        *,
-        token: SignalToken | str | None = None,
-        source: str = "",
-        idempotency_key: str | None = None,
-        keep: bool = True,
-        connection: object = None,
-    ) -> SignalResult:
-        """Send what it waits for; see `Run.signal`. `connection` is one that is not async."""
-        return self._blocking.sending(
-            connection,
-            lambda engine: send(
-                engine,
-                self.execution_id,
-                name,
-                payload,
-                token=token,
-                source=source,
-                idempotency_key=idempotency_key,
-                namespace=self._blocking.namespace,
-                keep=keep,
-            ),
-        )
-
-    def snapshot(self) -> ExecutionDetails:
-        """Everything there is to see of the execution now; see `Run.snapshot`."""
-        return self._blocking.wait(self._run.snapshot())
-
-    def steps(self) -> tuple[StepView, ...]:
-        """What its handler has done so far; see `Run.steps`."""
-        return self._blocking.wait(self._run.steps())
 
     def stream(
         self, after: str = "start", *, superseded: bool = False, live: bool = True
@@ -299,125 +306,53 @@ class BlockingRun(Generic[R_co]):
         while (page := self._blocking.wait(follower.next_page())) is not None:
             yield from page
 
-    def frames(self, *, superseded: bool = False, live: bool = True) -> list[Frame]:
-        """What it has said so far, without waiting."""
-        return self._blocking.wait(self._run.frames(superseded=superseded, live=live))
-
-    def summary(self) -> dict[str, object] | None:
-        """What its current attempt has summed up; see `Run.summary`."""
-        return self._blocking.wait(self._run.summary())
-
-    def accept_changes(self) -> None:
-        """Let it run on although changed code has blocked it; see `Run.accept_changes`."""
-        self._blocking.wait(self._run.accept_changes())
-
-    def why(self) -> Explanation:
-        return self._blocking.wait(self._run.why())
+    state = waits(Run.state)
+    cancel = waits(Run.cancel)
+    signal = joins(Run.signal)
+    snapshot = waits(Run.snapshot)
+    steps = waits(Run.steps)
+    frames = waits(Run.frames)
+    summary = waits(Run.summary)
+    accept_changes = waits(Run.accept_changes)
+    why = waits(Run.why)
 
 
-class BlockingBudgets:
+class BlockingPart(Joining[Part_co]):
+    """A part of an app, for code without an event loop."""
+
+    def __init__(self, blocking: Blocking, part: type[Part_co]) -> None:
+        self._blocking = blocking
+        self._part = part
+
+    def _call(
+        self, method: Callable[[Part_co], Coroutine[object, object, T]], connection: object = None
+    ) -> T:
+        acting = self._blocking.acting
+        return acting.sending(
+            connection, lambda opened: method(self._part.on(opened.engine, acting.namespace))
+        )
+
+
+class BlockingSignals(BlockingPart[Signals]):
+    """Signals, for code without an event loop."""
+
+    deliver = joins(Signals.deliver)
+    send = joins(Signals.send)
+    token = waits(Signals.token)
+    pending = waits(Signals.pending)
+
+
+class BlockingBudgets(BlockingPart[AppBudgets]):
     """Budgets, for code without an event loop."""
 
-    def __init__(self, blocking: Blocking) -> None:
-        self._given = blocking
-
-    @property
-    def _blocking(self) -> Blocking:
-        return self._given.acting
+    status = waits(AppBudgets.status)
+    reset = waits(AppBudgets.reset)
 
     def report(
         self, name: str, amounts: Amounts, *, key: str | None = None, connection: object = None
     ) -> None:
         """Count what was used; see `AppBudgets.report`."""
-        namespace = self._blocking.namespace
-        usage = Usage(budget_id=name, amounts=amounts, namespace=namespace, dedup_key=key)
-        told = self._blocking.sending(connection, lambda engine: engine.post_to_budgets([usage]))
-        refuse_breach(name, usage_answer(told), amounts)
-
-    def status(self, name: str) -> BudgetStatus:
-        """What is used, reserved and left of it."""
-        namespace = self._blocking.namespace
-        return self._blocking.sending(
-            None, lambda engine: engine.get_budget_status(name, namespace=namespace)
-        )
-
-    def reset(self, name: str) -> BudgetStatus:
-        """Start a new period now: nothing is used."""
-        namespace = self._blocking.namespace
-        self._blocking.sending(None, lambda engine: engine.reset_budget(name, namespace=namespace))
-        return self.status(name)
-
-
-class BlockingSignals:
-    """Signals, for code without an event loop."""
-
-    def __init__(self, blocking: Blocking) -> None:
-        self._given = blocking
-
-    @property
-    def _blocking(self) -> Blocking:
-        return self._given.acting
-
-    def deliver(
-        self,
-        token: SignalToken | str,
-        name: str,
-        payload: object = None,
-        *,
-        source: str = "",
-        idempotency_key: str | None = None,
-        connection: object = None,
-    ) -> SignalResult:
-        """Send a signal to whatever the token was made for; see `Signals.deliver`."""
-        return self._blocking.sending(
-            connection,
-            lambda engine: deliver(
-                engine,
-                token,
-                name,
-                payload,
-                source=source,
-                idempotency_key=idempotency_key,
-                namespace=self._blocking.namespace,
-            ),
-        )
-
-    def send(
-        self,
-        execution_id: str,
-        name: str,
-        payload: object = None,
-        *,
-        source: str = "",
-        idempotency_key: str | None = None,
-        keep: bool = True,
-        connection: object = None,
-    ) -> SignalResult:
-        """Send a signal as an operator, without a token; see `Signals.send`."""
-        return self._blocking.sending(
-            connection,
-            lambda engine: send_named(
-                engine,
-                execution_id,
-                name,
-                payload,
-                source=source,
-                idempotency_key=idempotency_key,
-                namespace=self._blocking.namespace,
-                keep=keep,
-            ),
-        )
-
-    def token(self, execution_id: str, name: str) -> SignalToken:
-        """The token of what an execution waits for under a name, to hand out."""
-        engine = self._blocking.open()
-        namespace = self._blocking.namespace
-        return self._blocking.wait(token_for(engine, execution_id, name, namespace=namespace))
-
-    def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
-        """What suspended executions wait for; see `Signals.pending`."""
-        engine = self._blocking.open()
-        namespace = self._blocking.namespace
-        return self._blocking.wait(
-            engine.list_inbox(namespace=namespace, cursor=cursor, limit=limit)
-        )
+        acting = self._blocking.acting
+        usage = Usage(budget_id=name, amounts=amounts, namespace=acting.namespace, dedup_key=key)
+        answers = acting.sending(connection, lambda opened: opened.engine.post_to_budgets([usage]))
+        refuse_breach(name, usage_answer(answers), amounts)

@@ -1,14 +1,14 @@
-"""Budgets as programs use them: created, reported to and looked at, by name.
+"""Budgets as programs use them, by name: create them, report usage, read what is left.
 
     await app.budgets.create("team", hard={"tokens": 1_000_000}, reset_every="1d")
     await app.budgets.report("team", {"tokens": 812}, key="call-17")
     print(await app.budgets.status("team"))
 
-A handler uses `ctx.report_usage` and `ctx.reserve` instead, which are counted once whatever
-crashes; see `worker.budgets`.
+Handlers use `ctx.report_usage` and `ctx.reserve` instead, which count once even after a
+crash; see `worker.budgets`.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from flowfabric.batching import GroupCommit
 from flowfabric.core import budgets as rules
@@ -19,21 +19,17 @@ from flowfabric.engine.budgets import BudgetStatus, usage_answer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest, Usage
 from flowfabric.errors import BudgetExceeded, InvalidInput
+from flowfabric.parts import AppPart
 
 Posts = GroupCommit[BudgetRequest, BudgetOutcome]
 LimitAmounts = Mapping[str, int | None]
-"""By dimension; None is no limit."""
+"""By dimension; None means no limit."""
 
 
-class AppBudgets:
+class AppBudgets(AppPart):
     """The budgets of an app's namespace."""
 
-    def __init__(
-        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
-    ) -> None:
-        self._engine = engine
-        self._namespace = namespace
-        self._group: tuple[Engine, Posts] | None = None
+    _group: tuple[Engine, Posts] | None = None
 
     async def create(
         self,
@@ -50,14 +46,14 @@ class AppBudgets:
         on_hard_limit: str = rules.OnHardLimit.REJECT,
         on_soft_limit: str = rules.OnSoftLimit.WARN,
     ) -> BudgetStatus:
-        """Have a budget; one that exists stays as it is.
+        """Create a budget; an existing one stays as it is.
 
-        Nothing passes the `hard` limits, and reports above the `soft` ones are told so, unless
-        `warn_only`. While a hard limit is used up, runs that are attached to the budget do not
-        start: those submitted with `budget=`, and those of a `lane`, of a `task` or of the whole
-        namespace, if one is given. `on_hard_limit` is what a refusal does beyond that; with
-        `cancel_flow` it cancels the `flow` of that id. With `on_soft_limit="allow"` nobody is told
-        of soft limits.
+        Reports beyond a `hard` limit are refused, and those beyond a `soft` limit are warned about;
+        with `warn_only` nothing is refused. While a hard limit is used up, runs attached to the
+        budget do not start: those submitted with `budget=`, and those of the `lane`, the `task` or
+        the whole namespace, if one is given. `on_hard_limit` says what else a refusal does; with
+        `cancel_flow` it cancels the `flow` of that id. `on_soft_limit="allow"` turns the warnings
+        off.
         """
         namespace = self._namespace() if whole_namespace else None
         scope, scope_id = _scope(lane=lane, kind=task, namespace=namespace, flow=flow)
@@ -89,7 +85,7 @@ class AppBudgets:
         on_hard_limit: str | None = None,
         on_soft_limit: str | None = None,
     ) -> BudgetStatus:
-        """Change what is named, at once and for every process; None takes a limit away."""
+        """Change what is given, at once and for every process; None removes a limit."""
         update = BudgetUpdate(
             hard_limits=None if hard is None else limit_amounts("hard", hard),
             soft_limits=None if soft is None else limit_amounts("soft", soft),
@@ -106,7 +102,7 @@ class AppBudgets:
         return await (await self._engine()).get_budget_status(name, namespace=self._namespace())
 
     async def reset(self, name: str) -> BudgetStatus:
-        """Start a new period now: nothing is used."""
+        """Start a new period now, with nothing used."""
         await (await self._engine()).reset_budget(name, namespace=self._namespace())
         return await self.status(name)
 
@@ -122,7 +118,7 @@ class AppBudgets:
 
         A repeat with the same `key` counts once. Reports made at the same time are stored
         together. With `connection=` it counts if and when that connection's transaction commits;
-        until then the budget is locked, so keep that one short.
+        until then the budget is locked, so keep the transaction short.
         """
         usage = Usage(budget_id=name, amounts=amounts, namespace=self._namespace(), dedup_key=key)
         engine = await self._engine()
@@ -140,7 +136,7 @@ class AppBudgets:
 
 
 def refuse_breach(name: str, outcome: BudgetOutcome, amounts: Amounts) -> None:
-    """Raise what a program is told of a breach."""
+    """Raise `BudgetExceeded` if a hard limit was passed."""
     if isinstance(outcome, UsageAlreadyApplied):
         outcome = outcome.prior_outcome
     if isinstance(outcome, HardBreach):
@@ -155,7 +151,7 @@ def refuse_breach(name: str, outcome: BudgetOutcome, amounts: Amounts) -> None:
 
 
 def limit_amounts(field: str, given: object) -> dict[str, int]:
-    """Limits as budgets store them, where 0 is none."""
+    """Limits as budgets store them, where 0 means no limit."""
     if not isinstance(given, Mapping):
         raise InvalidInput(field, "must map dimensions to whole numbers", given)
     for name, amount in given.items():
@@ -169,7 +165,7 @@ def limit_amounts(field: str, given: object) -> dict[str, int]:
 
 
 def named_amounts(given: Mapping[str, int] | None, more: Mapping[str, int]) -> dict[str, int]:
-    """Amounts as a mapping and by keyword, together."""
+    """Amounts given as a mapping and by keyword, combined."""
     return {**(given or {}), **more}
 
 

@@ -6,9 +6,9 @@
 
     app = App(url, codec=Sealed())
 
-Arguments, also of flows' nodes and of schedules, results, results of steps, payloads of signals,
-what flows pass on, and what handlers emit go through it. What a codec has written is marked, so
-that values stored before there was one are still read, and values are never encoded twice.
+It encodes arguments (also those of flow nodes and schedules), results of runs and steps, payloads
+of signals, values passed within flows, and what handlers emit. Encoded values are marked, so that
+values stored before there was a codec can still be read, and no value is encoded twice.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from flowfabric.core.checks import ENCODED
-from flowfabric.engine.unit import Data, Item, T, Values
+from flowfabric.engine.values import Data, Item, T, Values
 from flowfabric.errors import CodecFailed, InvalidInput
 
 PLAIN_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Largest value that is given to a codec; the engine's own limit is for what it makes of it."""
+"""Largest value given to a codec; the engine's own limit applies to the encoded value."""
 
 
 class Codec(Protocol):
-    """What an app's payloads go through. Both may block and may be called from any thread.
+    """Encodes and decodes payloads. Both methods may block and may be called from any thread.
 
     `decode(encode(data))` must be `data`, in every process that shares the database.
     """
@@ -39,9 +39,13 @@ class CodedValues(Values):
 
     coded = True
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, *, waits: bool = True) -> None:
         super().__init__(PLAIN_BYTES_MAX)
         self._codec = codec
+        self._waits = waits
+
+    def on_this_thread(self) -> "CodedValues":
+        return CodedValues(self._codec, waits=False)
 
     def pack(self, data: Data) -> Data:
         if not data or data.startswith(ENCODED):
@@ -67,19 +71,24 @@ class CodedValues(Values):
             return data
 
     async def through(self, value: T, change: Callable[[T], T]) -> T:
-        return value if value is None else await asyncio.to_thread(change, value)
+        if value is None:
+            return value
+        return await asyncio.to_thread(change, value) if self._waits else change(value)
 
     async def through_all(
         self, records: Sequence[Item], change: Callable[[Item], Item]
     ) -> Sequence[Item]:
+        def change_all() -> list[Item]:
+            return [change(each) for each in records]
+
         if not records:
             return records
-        return await asyncio.to_thread(lambda: [change(each) for each in records])
+        return await asyncio.to_thread(change_all) if self._waits else change_all()
 
 
 @contextmanager
 def _telling(*, decoding: bool) -> Iterator[None]:
-    """Whatever a codec raises becomes an error of ours that says so."""
+    """Turn whatever a codec raises into `CodecFailed`."""
     try:
         yield
     except Exception as error:

@@ -15,7 +15,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, dict=True):
     keep: Duration = "7d"
     """How long completed executions are kept, unless their task says otherwise."""
     keep_failed: Duration = "30d"
-    """How long those are kept that failed, were cancelled, expired or were skipped."""
+    """How long executions are kept that failed, were cancelled, expired or were skipped."""
     keep_events: Duration = "7d"
     """How long the event log reaches back."""
     payload_bytes_max: int = PAYLOAD_BYTES_MAX

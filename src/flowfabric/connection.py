@@ -37,8 +37,8 @@ async def connect(
     """Open an engine on `sqlite:///path.db`, `sqlite:///:memory:` or `postgresql://…`.
 
     A SQLite database is set up on first use, unless `set_up` says no; a Postgres database
-    by `migrate`. All payloads go through the `codec`, if there is one. At `http://…` a server
-    is asked instead, with a `token`, or the one in FLOWFABRIC_TOKEN.
+    by `migrate`. All payloads go through the `codec`, if there is one. `http://…` connects to a
+    server instead, with the `token`, or the one in FLOWFABRIC_TOKEN.
     """
     if url.startswith(HTTP):
         return await _reach(url, token)
@@ -46,13 +46,13 @@ async def connect(
     try:
         return await Engine.open(store, config, None if codec is None else CodedValues(codec))
     except SchemaTooOld as error:
-        # What is masked cannot be pasted.
+        # A masked URL cannot be pasted into a shell.
         pasted = quote(url) if redact(url) == url else None
         raise SchemaTooOld(error.found, error.expected, pasted) from None
 
 
 async def _reach(url: str, token: str | None) -> Engine:
-    # Imported here: what it needs is an extra that programs with a database need not install.
+    # Imported here: it needs an extra that programs with a database need not install.
     try:
         from flowfabric.remote import RemoteEngine
     except ModuleNotFoundError as error:
@@ -85,7 +85,7 @@ class Opened:
         connect: Callable[[], Awaitable[Engine]],
         again: "Callable[[], Awaitable[Opened]] | None" = None,
     ) -> Self:
-        """`again` opens it on another event loop, where it may be used after this one."""
+        """`again` opens it on another event loop, for use after this one has ended."""
         engine = await connect()
         loop = asyncio.get_running_loop()
         return cls(engine, Submissions(engine), Endings(engine), loop, again)
@@ -95,7 +95,7 @@ class Opened:
         return self if self.again is None else await self.again()
 
     def run_of(self, task: Task[..., R], created: CreateResult, namespace: str) -> Run[R]:
-        """What a submission answers with. What it has just created is surely in its namespace."""
+        """The run of a submission. One that was just created is known to be in its namespace."""
         return Run(
             self,
             task,

@@ -6,8 +6,8 @@ every hour, 25 times on the day the clocks go back. Anything else says *at this
 time of day*: each matching time of each day is due once. A time that the clocks
 skip is due at the moment they skip it; a time they show twice is due the first time.
 
-Either way the due times are one fixed set of instants, whatever instant they are
-asked from: several processes that ask at different moments agree.
+Either way the due times are one fixed set of instants, no matter when they are computed, so
+processes that ask at different moments agree.
 """
 
 from collections.abc import Iterator

@@ -21,7 +21,7 @@
     ├── Bug                 the engine broke one of its own rules                  500
     ├── Transport           the database or the connection to it failed            500
     ├── AccessDenied        a server does not allow this with this token           403
-    │   └── Unauthorized    it does not take the token at all                      401
+    │   └── Unauthorized    it rejects the token itself                            401
     ├── Unavailable         this cannot be served here or now                      503
     │   └── SchemaTooOld, SchemaTooNew, DatabaseGone
     ├── ResourceExhausted   a bounded pool is full; come back later                429
@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import ClassVar, Final
 
-# The error all others are, what errors are told apart by, and how a refused value is shown
+# The base of all errors, their classification, and how a refused value is shown
 
 VALUE_SHOWN_MAX_CHARS: Final = 80
 
@@ -162,7 +162,7 @@ class Transport(FlowFabricError):
 
 
 class AccessDenied(FlowFabricError, http_status=403):
-    """A server does not allow this with this token. `reason` is what its answer calls it."""
+    """The server does not allow this with this token. `reason` is the code in its answer."""
 
     def __init__(self, url: str, detail: str, reason: str = "") -> None:
         super().__init__(f"{url}: {detail}")
@@ -170,7 +170,7 @@ class AccessDenied(FlowFabricError, http_status=403):
 
 
 class Unauthorized(AccessDenied, http_status=401):
-    """A server does not take the token: it is missing, wrong, revoked or expired."""
+    """The server rejects the token: it is missing, wrong, revoked or expired."""
 
 
 class Unavailable(FlowFabricError, http_status=503):
@@ -205,7 +205,7 @@ class SchemaTooNew(Unavailable):
 
 
 class DatabaseGone(Unavailable):
-    """The file was deleted or replaced under this process. Put it back, or start it again."""
+    """The database file was deleted or replaced. Put it back, or restart this process."""
 
 
 class ResourceExhausted(FlowFabricError, error_class=ErrorClass.RETRYABLE, http_status=429):
@@ -284,7 +284,7 @@ class DoNotRetry(FlowFabricError, http_status=422):
 
 
 class SignalTimeout(DoNotRetry, TimeoutError):
-    """What the handler waited for did not come in time. Later runs of it are told the same."""
+    """What the handler waited for did not come in time. Later runs of it get the same error."""
 
 
 class Validation(FlowFabricError, code="validation_error", http_status=400):
@@ -317,12 +317,12 @@ class NotInAStep(Validation):
 
 
 class NotAwaited(Validation):
-    """A handler has called a verb and ended without awaiting it: that has done nothing."""
+    """A handler called a verb and ended without awaiting it, so the call did nothing."""
 
     def __init__(self, calls: Sequence[str]) -> None:
         more = f" (and {len(calls) - 1} more)" if len(calls) > 1 else ""
         super().__init__(
-            f"{calls[0]}{more} was called and not awaited, so it has done nothing; write `await`"
+            f"{calls[0]}{more} was called but not awaited, so it did nothing; write `await`"
             " before it"
         )
         self.calls = tuple(calls)
@@ -360,17 +360,17 @@ class InvalidCapabilities(Validation):
 class InvalidPolicyJson(Validation):
     """The execution policy is malformed; the detail names the field."""
 class InvalidQuotaSpec(Validation):
-    """A limit limits nothing, or its parts contradict each other; the detail names the part."""
+    """A limit sets no limit, or its parts contradict each other; the detail names the part."""
 class SignalLimitExceeded(Validation):
-    """The execution has accepted as many signals as it may."""
+    """The execution has accepted its maximum number of signals."""
 class KeptSignalsFull(Validation):
-    """The execution keeps as many signals for later waits as it may. Send it when it waits."""
+    """The execution keeps its maximum of signals for later waits. Send this one when it waits."""
 class WrongSignalName(Validation):
-    """The waitpoint, and so its token, takes signals of its own name only."""
+    """The waitpoint, and so its token, only takes signals of its own name."""
 class InvalidWaitpointKey(Validation):
     """The waitpoint key is malformed or belongs to another waitpoint."""
 class InvalidToken(Validation):
-    """The waitpoint token is malformed, for something else, or signed by nobody we trust."""
+    """The waitpoint token is malformed, for something else, or not signed by one of our keys."""
 class MissingToken(InvalidToken):
     """No waitpoint token was presented. Send the one that was handed out."""
 class TokenExpired(InvalidToken):
@@ -392,7 +392,7 @@ class InvalidGraceMs(Validation):
 class Corruption(Validation, http_status=500):
     """Stored or presented bytes do not decode. Do not retry; look at the data."""
 class InvalidBudgetScope(Validation):
-    """A budget's scope is none of those there are, or names nothing; the detail says which."""
+    """A budget's scope is unknown or names nothing; the detail says which."""
 class InvalidHandle(Validation):
     """The handle does not decode, or was not issued by this database. Use one that was."""
 class HandleFromOtherBackend(Validation):
@@ -413,9 +413,9 @@ class LeaseConflict(Contention):
 class InvalidClaimGrant(Contention):
     """The claim grant does not exist or was issued to another worker."""
 class RateLimitExceeded(Contention, http_status=429):
-    """As many have started lately as may. Try again when the window has moved on."""
+    """The rate limit is reached. Try again when the window has moved on."""
 class ConcurrencyLimitExceeded(Contention, http_status=429):
-    """The limit of concurrent items is reached. Try again when one has ended."""
+    """The concurrency limit is reached. Try again when one run has ended."""
 class LanePaused(Contention):
     """The lane is paused or disabled and hands out no work. Resume it."""
 class ClaimGrantExpired(Contention):
@@ -454,7 +454,9 @@ class NoActiveLease(Contention, error_class=ErrorClass.INFORMATIONAL):
 class RetryExhausted(Contention, http_status=503):
     """The transaction kept colliding with others. Try again later."""
 class LockTimeout(RetryExhausted):
-    """Another transaction keeps a row locked that this one needs, such as a key it inserted."""
+    """Another transaction holds a lock on a row this one needs, such as a key it inserted."""
+class FileLocked(RetryExhausted):
+    """Another process keeps the file of the database locked."""
 class KeyUndecided(Contention):
     """Another open transaction is deciding the same idempotency key or id. Try again."""
 
@@ -517,7 +519,7 @@ class Terminal(StateConflict):
 
 
 class BudgetExceeded(StateConflict, error_class=ErrorClass.COOPERATIVE):
-    """A hard limit of a budget leaves no room. Nothing was counted; wait for its reset or ask less.
+    """A budget's hard limit leaves no room. Nothing was counted; wait for its reset or use less.
 
     A handler may catch it.
     """

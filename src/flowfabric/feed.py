@@ -31,12 +31,12 @@ class Feed:
         category: str | None = None,
         tag: tuple[str, str] | None = None,
     ) -> AsyncIterator[Told]:
-        """Events of this app's namespace, in order, none missing; it never ends by itself.
+        """Events of this app's namespace, in order and without gaps; it never ends by itself.
 
-        From `now` on, from the `start` of the log, or after the cursor of an event:
-        keep it to go on there, in any process. `category` is `completion`, `lease`, `signal`,
-        `operator`, `tag` or `budget`; `task` is one, or its name; `execution_id` is what
-        `App.run` takes.
+        It begins `now`, at the `start` of the log, or after the cursor of an event: keep the
+        cursor to continue there, in any process. `category` is `completion`, `lease`, `signal`,
+        `operator`, `tag` or `budget`; `task` is a task or its name; `execution_id` is any id
+        that `App.run` takes.
         """
         opened = await self._open_unless_closed()
         subscription = await subscribe(
@@ -62,7 +62,7 @@ async def subscribe(
     category: str | None,
     tag: tuple[str, str] | None,
 ) -> Subscription[Told]:
-    """Begin to read as `Feed.events` does."""
+    """Subscribe as `Feed.events` does."""
     return await engine.subscribe_events(
         after=position_of(after),
         namespace=namespace,
@@ -76,14 +76,14 @@ async def subscribe(
 
 
 async def next_told(opened: Opened, subscription: Subscription[Told]) -> Told | None:
-    """The next event, once there is one; in tests, where nothing comes by itself, none."""
+    """Wait for the next event; in tests, where nothing happens by itself, None if there is none."""
     if opened.endings.happens:
         return await anext(subscription)
     return await subscription.next_if_any()
 
 
 def position_of(after: str) -> str:
-    """Where a subscription begins that the caller asks for in words, or by a cursor."""
+    """The position that `now`, `start` or a cursor stands for."""
     if after in (NOW, START):
         return FROM_NOW if after == NOW else "0"
     try:

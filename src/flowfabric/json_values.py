@@ -3,8 +3,8 @@
 msgspec knows its own structs, dataclasses, attrs classes, typed dicts and the types of the
 standard library; Pydantic models are written and read by themselves.
 
-JSON has no NaN and no infinities, and the encoder writes null for them. Nothing
-is stored as something else than it was, so they are refused, with their place.
+JSON has no NaN and no infinities, and the encoder writes null for them. Since nothing may be
+stored as something else, they are refused, with their place.
 """
 
 import copy
@@ -26,18 +26,17 @@ from flowfabric.errors import InvalidInput
 
 # Fields of Pydantic models that are not written as they are: secrets --------
 #
-# Pydantic writes asterisks for them, unless the program says how to write them: by a
-# serializer of the field, of the model or of the type. What it does is read from the model's
-# schema.
+# Pydantic writes asterisks for them, unless the program has a serializer for the field, the
+# model or the type, which the model's schema shows.
 
 _NO_PARTS: Final = ("metadata", "serialization", "config")
 SECRET: Final = "get_secret_value"
-"""What tells a type of secrets from others."""
+"""The method that only types of secrets have."""
 
 
 def hidden_field(model: type) -> str | None:
     """A field, here or in a model inside, that would not come back as it was."""
-    # One that names classes which are not defined yet is looked at again.
+    # A model that names classes which are not defined yet is checked again later.
     return _hidden_field(model, getattr(model, "__pydantic_complete__", True) is True)
 
 
@@ -58,7 +57,7 @@ def _search(node: object, place: str) -> str | None:
 def _search_in(node: Mapping[str, object], place: str) -> str | None:
     writer = _serializer(node)
     if writer is not None and not _is_pydantics(writer):
-        # The program says how it is written.
+        # The program has a serializer for it.
         return None
     if writer is not None and "secret" in str(getattr(writer, "__qualname__", "")):
         return place
@@ -90,18 +89,18 @@ def _first(found: Iterable[str | None]) -> str | None:
 
 # Fields of attrs classes whose names begin with an underscore ---------------
 #
-# The encoder leaves them out, and reads them all the same: the object would come back with
-# their defaults. So such objects are written as dictionaries, wherever in a value they are.
+# The encoder omits them but the decoder reads them, so the object would come back with their
+# defaults. Such objects are therefore written as dictionaries, wherever in a value they are.
 
 _WHOLE: Final = frozenset(
     {str, int, float, bool, type(None), bytes, datetime, date, time, timedelta, Decimal, UUID, Raw}
 )
-"""Types of values that hold no others."""
+"""Types of values that contain no others."""
 
 
 def with_private_fields(value: object) -> object:
-    """The value itself; a copy, if there are such objects in it."""
-    # A package that is missing cannot have made a class.
+    """The value itself, or a copy if it contains such objects."""
+    # If attrs is not loaded, no class was made with it.
     return _shown(value) if "attr" in sys.modules else value
 
 
@@ -146,7 +145,7 @@ def _shown_object(value: object) -> object:
 
 @lru_cache(maxsize=1024)
 def _fields(kind: type) -> tuple[tuple[str, ...], bool]:
-    """The fields of a class, and whether the encoder would leave some out."""
+    """The fields of a class, and whether the encoder would omit some."""
     if issubclass(kind, Struct):
         return kind.__struct_fields__, False
     if dataclasses.is_dataclass(kind):
@@ -184,7 +183,7 @@ def encode_value(field: str, value: object) -> bytes:
     try:
         value = with_private_fields(value)
         data = _ENCODER.encode(value)
-        # Only what was written as null can have been a number JSON lacks.
+        # Only a null in the JSON can stand for a number that JSON lacks.
         place = (
             _not_finite(msgspec.to_builtins(value, enc_hook=_plain_or_raw))
             if b"null" in data
@@ -202,7 +201,7 @@ def encode_value(field: str, value: object) -> bytes:
 
 
 def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    """Reads a type from JSON. Raises `TypeError` for one that nothing can be read as."""
+    """Reads a type from JSON. Raises `TypeError` for a type that cannot be read."""
     return msgspec.json.Decoder(kind, dec_hook=typed)
 
 
@@ -251,7 +250,7 @@ def _is_read(kind: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """What msgspec does not know, as something it does."""
+    """Turn a value that msgspec does not know into one it knows."""
     if isinstance(value, Model):
         hidden = hidden_field(type(value))
         if hidden is not None:
@@ -271,7 +270,7 @@ def _secret(place: str) -> str:
 
 
 def typed(kind: type, value: object) -> object:
-    """What msgspec does not know, from what it reads."""
+    """Make a value of a type that msgspec does not know from what it has read."""
     if not issubclass(kind, Model):
         return value
     try:
@@ -281,7 +280,7 @@ def typed(kind: type, value: object) -> object:
 
 
 def _one_line(error: ValueError) -> str:
-    """Pydantic tells every problem on lines of its own."""
+    """One line for all problems, which Pydantic spreads over several."""
     listed: object = getattr(error, "errors", list)()
     if not isinstance(listed, list):
         return str(error)
@@ -296,7 +295,7 @@ def _problem(told: Mapping[str, object]) -> str:
 
 
 def _plain_or_raw(value: object) -> object:
-    """JSON that the caller has written is stored as it is."""
+    """JSON that the caller has written is stored unchanged."""
     return None if isinstance(value, msgspec.Raw) else _plain(value)
 
 

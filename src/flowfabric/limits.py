@@ -1,4 +1,4 @@
-"""Limits as programs declare and change them: how much starts in a time, how much runs at once.
+"""Limits as programs declare and change them: how many runs start in a time, and run at once.
 
     @app.task(rate_limit="100/m", concurrency=10, key="{tenant}")
     async def sync(ctx: Context, tenant: str) -> None: ...
@@ -10,14 +10,14 @@
 
     await app.limits.set("provider", rate="200/m")  # at once, for every process
 
-A limit has a name; tasks that name the same one share it. With a `key`, each value of it has
-room of its own.
+A limit has a name; tasks that name the same limit share it. With a `key`, each value of the key
+is limited separately.
 """
 
 import inspect
 import re
 import string
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal, Protocol, TypeVar
@@ -35,17 +35,17 @@ from flowfabric.core.gates import (
     QuotaSpec,
     WhileSuspended,
 )
-from flowfabric.core.ids import parse_namespace
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.admission import GateUse
-from flowfabric.engine.engine import Engine
+from flowfabric.engine.paging import pages
 from flowfabric.errors import InvalidInput
+from flowfabric.parts import AppPart
 
 T = TypeVar("T")
 KeySource = str | Callable[..., object]
 """A template over the arguments, as in `"{tenant}"`, or a function of them."""
 SlotFate = Literal["release", "keep"]
-"""What becomes of a run's slot while the run sleeps or waits."""
+"""What happens to a run's slot while the run sleeps or waits."""
 
 _RATE: Final = re.compile(r"\s*(\d+)\s*/\s*(.+?)\s*")
 _EXPECTED: Final = 'must be a number per time, such as "100/m", "5/10s" or "1000/h"'
@@ -64,7 +64,7 @@ def rate_of(field: str, rate: object) -> tuple[int, int]:
     check_int(field, count, 1, gates.AMOUNT_MAX)
     if not 0 < window_ms <= gates.WINDOW_MS_MAX:
         longest = span(gates.WINDOW_MS_MAX)
-        raise InvalidInput(field, f"must be per time of up to {longest}", rate)
+        raise InvalidInput(field, f"the window must be at most {longest}", rate)
     return count, window_ms
 
 
@@ -97,7 +97,7 @@ class Limit:
     """How many runs may start in a time, and how many may run at once.
 
     Tasks and submissions that name the same limit share it, with the values the program gives it;
-    `app.limits` changes them at run time. With a `key`, each value of it has room of its own.
+    `app.limits` changes them at run time. With a `key`, each value of it is limited separately.
     """
 
     name: str
@@ -116,7 +116,9 @@ class Limit:
         if not (key is None or isinstance(key, str) or callable(key)):
             raise InvalidInput("key", 'must be text such as "{tenant}", or a function', key)
         if inspect.iscoroutinefunction(key):
-            raise InvalidInput("key", "must be a plain function: it is asked when submitting", key)
+            raise InvalidInput(
+                "key", "must be a plain function: it is called when a run is submitted", key
+            )
         if isinstance(key, str) and not self.fields:
             raise InvalidInput("key", 'must name an argument, such as "{tenant}"', key)
         if self.rate is None and self.concurrency is None:
@@ -141,7 +143,7 @@ class Limit:
         try:
             parsed = list(string.Formatter().parse(self.key))
         except ValueError as error:
-            raise InvalidInput("key", f"is no template: {error}", self.key) from None
+            raise InvalidInput("key", f"is not a template: {error}", self.key) from None
         return tuple(
             re.split(r"[.\[]", field, maxsplit=1)[0]
             for _, field, _, _ in parsed
@@ -149,7 +151,7 @@ class Limit:
         )
 
     def use(self, namespace: str, bound: "BoundArguments") -> LimitUse:
-        """The limit with the value of its key for some arguments."""
+        """The limit, with the value its key has for these arguments."""
         return LimitUse(limit=self.declared(namespace), key=self.key_for(bound))
 
     def key_for(self, bound: "BoundArguments") -> str:
@@ -158,7 +160,9 @@ class Limit:
         where = f"key of limit {self.name}"
         for name in self.fields:
             if name not in bound.by_name:
-                raise InvalidInput(where, f"needs {name}, which is not known yet when submitting")
+                raise InvalidInput(
+                    where, f"needs {name}, which is not known when the run is submitted"
+                )
         try:
             value = (
                 self.key.format_map(bound.by_name)
@@ -166,7 +170,9 @@ class Limit:
                 else self.key(*bound.args, **bound.kwargs)
             )
         except Exception as error:
-            raise InvalidInput(where, f"could not be made from the arguments: {error!r}") from error
+            raise InvalidInput(
+                where, f"could not be computed from the arguments: {error!r}"
+            ) from error
         text = str(value)
         if value is None or text == "":
             raise InvalidInput(where, "must not be empty", value)
@@ -195,7 +201,7 @@ def check_limits(given: object) -> tuple[Limit, ...]:
     names = [each.name for each in given]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidInput("limits", "names one limit twice", name)
+            raise InvalidInput("limits", "names a limit twice", name)
     return tuple(given)
 
 
@@ -207,7 +213,7 @@ def limits_of(
     while_suspended: SlotFate,
     others: Sequence[Limit],
 ) -> tuple[Limit, ...]:
-    """Those a task is under: its own, which has its name, and the others it names."""
+    """The limits of a task: its own, named after it, and the others it lists."""
     if rate is None and concurrency is None:
         if key is not None:
             raise InvalidInput("key", 'goes with rate_limit="100/m" or concurrency=10', key)
@@ -225,14 +231,14 @@ class TakesArguments(Protocol):
 
     @property
     def positional(self) -> Sequence[str]:
-        """Those that are passed by position, if all are."""
+        """The parameters, if all can be passed by position."""
         ...
 
     def takes(self, name: str) -> bool: ...
 
 
 def check_keys(name: str, limits: Sequence[Limit], arguments: TakesArguments) -> None:
-    """Refuse a key that names what a task does not take, or does not take what a task is given."""
+    """Refuse a key that names an unknown argument, or a function that cannot take the task's."""
     for limit in limits:
         if callable(limit.key):
             _check_takes(name, limit.key, arguments)
@@ -253,12 +259,12 @@ def _check_takes(name: str, key: Callable[..., object], arguments: TakesArgument
             "key", f"must take all arguments of {name} by position, {takes}: {error}", key
         ) from None
     except ValueError:
-        # Some functions written in C do not tell what they take.
+        # Some functions written in C have no signature.
         return
 
 
 class LimitStatus(Struct, frozen=True, kw_only=True):
-    """A limit as it counts now."""
+    """A limit as it applies now."""
 
     name: str
     rate: str | None
@@ -284,14 +290,8 @@ def status_of(policy: QuotaPolicy) -> LimitStatus:
     )
 
 
-class AppLimits:
-    """The limits of an app's namespace, looked at and changed at run time."""
-
-    def __init__(
-        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
-    ) -> None:
-        self._engine = engine
-        self._namespace = namespace
+class AppLimits(AppPart):
+    """The limits of an app's namespace: read them, and change them at run time."""
 
     async def set(
         self,
@@ -301,9 +301,9 @@ class AppLimits:
         concurrency: int | None = None,
         while_suspended: SlotFate | None = None,
     ) -> LimitStatus:
-        """Have these values count from now on, in every process, whatever programs declare.
+        """Apply these values from now on, in every process, whatever programs declare.
 
-        What is left out is no limit; `set("mail")` lifts it altogether. What becomes of slots
+        An omitted value means no limit; `set("mail")` lifts the limit altogether. Only
         `while_suspended` stays as it is unless given.
         """
         spec = spec_of(rate, concurrency)
@@ -318,7 +318,7 @@ class AppLimits:
         return status_of(policy)
 
     async def reset(self, name: str) -> LimitStatus:
-        """Have what the program declares count again."""
+        """Apply what the program declares again."""
         engine = await self._engine()
         return status_of(await engine.reset_limit(name, namespace=self._namespace()))
 
@@ -328,19 +328,12 @@ class AppLimits:
 
     async def list(self) -> list[LimitStatus]:
         """All limits of the namespace, by name."""
-        engine, found = await self._engine(), list[LimitStatus]()
-        cursor: str | None = None
-        while True:
-            page = await engine.list_limits(
-                namespace=parse_namespace(self._namespace()), cursor=cursor, limit=PAGE_MAX
-            )
-            found += [status_of(each) for each in page.limits]
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        engine, namespace = await self._engine(), self._namespace()
+        found = pages(lambda at: engine.list_limits(namespace=namespace, cursor=at, limit=PAGE_MAX))
+        return [status_of(each) async for page in found for each in page.limits]
 
     async def use(self, name: str, *, after: str | None = None) -> Sequence[GateUse]:
-        """What each value of its key uses now: up to a thousand, by key, after one."""
+        """What each value of its key uses now: up to a thousand, sorted by key, after `after`."""
         engine = await self._engine()
         policy = await engine.read_limit(name, namespace=self._namespace())
         page = await engine.list_limit_use(policy.quota_policy_id, cursor=after, limit=PAGE_MAX)

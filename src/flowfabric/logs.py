@@ -1,8 +1,8 @@
 """Our loggers. What they record is safe to show, however it is formatted.
 
 A failure's text comes from anyone who may submit work, the name of a database from its
-URL. Both are made visible in the record itself, arguments and traceback, since
-the program may print records with any formatter.
+URL. Control characters in both are escaped in the record itself, in its arguments and
+traceback, since the program may print records with any formatter.
 """
 
 import logging
@@ -14,7 +14,7 @@ _TRACEBACK: Final = logging.Formatter()
 
 
 class Shown:
-    """An argument of a message, visible however it is formatted."""
+    """An argument of a message, escaped however it is formatted."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -33,7 +33,7 @@ def open_log(name: str) -> logging.Logger:
 
 
 def make_visible(record: logging.LogRecord) -> bool:
-    """A filter that lets every record pass, and leaves nothing in it that acts."""
+    """A filter that lets every record pass, with its control characters escaped."""
     if isinstance(record.args, tuple):
         record.args = tuple(map(_shown, record.args))
     if record.exc_info and not record.exc_text:

@@ -1,9 +1,8 @@
-"""Operations of the engine that can be asked for from afar: who may, and how they travel.
+"""Operations of the engine that can be called remotely: who may call them, and how they travel.
 
-One table says which those are. What it does not name cannot be called. Arguments travel by name
-as JSON, decoded by the annotations of the operation itself, and so do results: bytes in base64,
-structs of a union by their tag. An error travels by its code and attributes, and is raised again
-as what it was.
+One table lists them; nothing else can be called. Arguments travel by name as JSON, decoded by the
+annotations of the operation itself, and so do results: bytes in base64, structs of a union by
+their tag. An error travels as its code and attributes, and the client raises it again.
 """
 
 import inspect
@@ -26,29 +25,48 @@ from flowfabric.errors import BackendErrorKind, ErrorClass, FlowFabricError
 T = TypeVar("T")
 
 PROTOCOL: Final = 1
-"""Grows when packages before and after a change can no longer read each other's calls."""
+"""Grows with a change after which older and newer packages cannot read each other's calls."""
 BODY_BYTES_MAX: Final = 16 * 1_048_576
-"""What one call may carry."""
+"""The size of one call."""
 WAITS: Final = frozenset({"tail_stream", "tail_execution", "cancel_flow"})
-"""What may take long because it was asked to wait."""
+"""Operations that may take long because they wait if asked to."""
 
 
 class Reach(StrEnum):
-    """What an operation is about, for callers that are confined to a namespace."""
+    """What an operation concerns, for callers confined to a namespace."""
 
     OWN = "own"
     """Executions, flows or a namespace that its arguments name."""
     EVERYTHING = "everything"
-    """More than one namespace: confined callers may not."""
+    """More than one namespace: confined callers may not use it."""
     NOTHING = "nothing"
     """Nothing that belongs to anybody."""
+
+
+class DeploymentView(Struct, kw_only=True):
+    """What clients need to check requests by themselves: how ids are built, how large payloads
+    may be."""
+
+    version: str
+    protocol: int
+    """How operations travel: clients of another one cannot call them."""
+    backend: str
+    num_flow_partitions: int
+    num_budget_partitions: int
+    num_quota_partitions: int
+    payload_bytes_max: int
+    plain_bytes_max: int
+    coded: bool
+    """Whether payloads go through a codec here."""
+    namespace: str | None
+    """The only one the token is for."""
 
 
 # Errors -----------------------------------------------------------------------
 
 
 class WireError(Struct, frozen=True, kw_only=True):
-    """What is needed to raise an error again."""
+    """An error, so that it can be raised again."""
 
     code: str
     detail: str
@@ -70,7 +88,7 @@ _KINDS: Final[Mapping[str, Callable[[str], object]]] = {
 
 
 def send_error(error: FlowFabricError) -> WireError:
-    """Attributes that are no plain values stay behind: they are for the process that raised it."""
+    """Only attributes with plain values travel; others are for the process that raised it."""
     attributes: dict[str, object] = {
         name: value
         for name, value in vars(error).items()
@@ -122,9 +140,9 @@ _SENT: Final[Mapping[object, object]] = {
 
 
 def wired(hint: object) -> object:
-    """A type that stands for this one in JSON, where JSON could not tell what is meant.
+    """The type that travels instead of this one where JSON alone would be ambiguous.
 
-    Requests that were checked travel as they were: the server checks them itself.
+    Checked requests travel unchecked: the server checks them itself.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is None:
@@ -143,7 +161,7 @@ def wired(hint: object) -> object:
 
 
 def _is_text(kind: object) -> bool:
-    """Whether text is as good, wherever that is taken too."""
+    """Whether plain text can stand for it where both are accepted."""
     return kind is WaitpointToken or (isinstance(kind, type) and issubclass(kind, StrEnum))
 
 
@@ -169,7 +187,7 @@ encode: Final = msgspec.json.Encoder(enc_hook=_to_wire).encode
 
 
 class RemoteOperation:
-    """One that can be asked for from afar."""
+    """An operation that can be called remotely."""
 
     def __init__(
         self, name: str, scopes: frozenset[Scope], reach: Reach, *, repeatable: bool
@@ -195,7 +213,7 @@ class RemoteOperation:
         result = wired(hints["return"])
         self._answers = get_args(result)[:1] and get_origin(get_args(result)[0]) is Answer
         self.batch = self._batch() if get_origin(result) is list else None
-        """The argument that has a list for which a list of answers comes, if there is one."""
+        """The list argument whose items the returned list answers, if there is one."""
         self._results = msgspec.json.Decoder(result, dec_hook=_from_wire)
 
     def _add_optional(self, name: str, hint: object) -> None:
@@ -212,7 +230,7 @@ class RemoteOperation:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of its arguments."""
+        """The names of its arguments."""
         return self._arguments.__struct_fields__
 
     @property
@@ -221,7 +239,7 @@ class RemoteOperation:
 
     @property
     def kinds(self) -> Sequence[object]:
-        """Of its arguments, as they travel."""
+        """The types of its arguments, as they travel."""
         return tuple(field[1] for field in self._fields)
 
     def bind(self, args: Sequence[object], given: Mapping[str, object]) -> dict[str, object]:
@@ -232,7 +250,7 @@ class RemoteOperation:
         return {**named, **options}
 
     def decode_arguments(self, body: bytes) -> dict[str, object]:
-        """Those that were given, or an error of msgspec."""
+        """The arguments given; raises msgspec's errors."""
         decoded = self._decoder.decode(body or b"{}")
         given = {name: getattr(decoded, name) for name in self.names}
         return {name: value for name, value in given.items() if value is not UNSET}
@@ -266,7 +284,7 @@ _ADMIN: Final = frozenset({Scope.ADMIN})
 _ANY: Final = frozenset(Scope)
 
 _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
-    # Scopes, each of which is enough; what it is about; whether it may be repeated; names.
+    # Scopes, any of which is enough; what it concerns; whether it is safe to repeat; names.
     (_ANY, Reach.NOTHING, True, "ping server_time_ms end_of_log"),
     (_WORK, Reach.NOTHING, True, "to_store from_store"),
     (

@@ -2,10 +2,10 @@
 
 Claims, renewals, reports, reconcilers and readers all meet the same outage, again and
 again. The stores say here what they see; code that waits out an outage logs nothing more.
-A file that is gone is told of once as well, but is no outage: nobody waits for it.
+A missing file is logged once as well, but is not an outage: nobody waits for it.
 
-A full disk still answers readers. So an outage that was met in
-writing is over when something has been written again.
+A full disk, or a file that another process keeps locked, still answers readers, so an outage
+that a write ran into is over only when a write has succeeded again.
 """
 
 import asyncio
@@ -46,22 +46,24 @@ T = TypeVar("T")
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
+AFTER_ERROR_S: Final = 0.5
+"""How long a reader that waits for something pauses after an error."""
 CHAIN_MAX: Final = 20
 """Exceptions looked through for the one that the others follow from."""
 
 
 NO_ANSWER: Final = (errors.Transport, errors.ResourceExhausted, errors.OperationTimeout)
-"""What comes in place of an answer. It tells nothing of the request, and others fare the same."""
+"""Raised in place of an answer. They say nothing about the request; others fail the same way."""
 ASK_AGAIN: Final = (*NO_ANSWER, errors.RetryExhausted)
-"""After these a request that is safe to repeat is repeated, and who waits waits on."""
+"""After these, a request that is safe to repeat is repeated, and waiting callers keep waiting."""
 NEVER: Final = (errors.Unavailable, errors.AccessDenied)
-"""No outage, and nothing about the request: whatever is asked later fares the same."""
+"""Neither an outage nor the request's fault: every later request fails the same way."""
 FOR_NOBODY: Final = (errors.DatabaseGone, errors.AccessDenied)
-"""Where a worker meets these, all it does from then on is done for nobody: it stops."""
+"""A worker that gets one of these stops: nothing it did from then on could be reported."""
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the database, or the way to it, is away: it may well be back in a while."""
+    """Whether the database cannot be reached for now; it may well be back in a while."""
     if isinstance(error, errors.Transport):
         return error.kind.retryable
     return isinstance(error, errors.ResourceExhausted)
@@ -70,11 +72,10 @@ def is_outage(error: BaseException) -> bool:
 def outage_behind(
     error: BaseException, broken_by: Callable[[BaseException], bool] | None = None
 ) -> bool:
-    """Whether an outage is what it all began with: cleaning up after one fails as well.
+    """Whether an outage caused this error: cleaning up after an outage fails as well.
 
-    A token that is no longer taken counts as one: the next worker has another.
-
-    `broken_by` knows more of them, by the errors of a driver that others use.
+    A rejected token counts as one, since the next worker may have another token. `broken_by`
+    recognises outages by the errors of a driver that the program uses.
     """
     seen: BaseException | None = error
     for _ in range(CHAIN_MAX):
@@ -89,20 +90,20 @@ def outage_behind(
 
 
 def level_of(error: BaseException) -> int:
-    """How loudly to repeat an error: of an outage, or a file that is gone, the log tells once.
+    """How loudly to repeat an error: the log reports an outage, or a missing file, once.
 
-    Of a token that is refused, whoever gives up because of it tells.
+    A rejected token is reported by the code that gives up because of it.
     """
     quiet = _told_once(error) or isinstance(error, errors.AccessDenied)
     return logging.DEBUG if quiet else logging.WARNING
 
 
 def _told_once(error: BaseException) -> bool:
-    return is_outage(error) or isinstance(error, errors.DatabaseGone)
+    return is_outage(error) or isinstance(error, errors.DatabaseGone | errors.FileLocked)
 
 
 async def waited_out(ask: Callable[[], Awaitable[T]], stop: asyncio.Event | None) -> T | None:
-    """The answer, as soon as the database is there to give it; None once `stop` is set."""
+    """Ask until the database answers; None once `stop` is set."""
     stopped = asyncio.Event() if stop is None else stop
     pause_s = PAUSE_FIRST_S
     while not stopped.is_set():
@@ -126,7 +127,7 @@ class DatabaseHealth(Struct):
 
 
 class Outages:
-    """What all stores of a process, on whatever thread, see of their databases."""
+    """The health of every database that the stores of this process use, on any thread."""
 
     def __init__(self) -> None:
         self._seen: dict[str, DatabaseHealth] = {}
@@ -136,13 +137,13 @@ class Outages:
     def failed(
         self, database: str, error: BaseException, asked_at_s: float, *, writing: bool = False
     ) -> None:
-        """It did not answer what was asked at that time by the monotonic clock."""
+        """Note that a request made at `asked_at_s`, by the monotonic clock, got no answer."""
         if not _told_once(error):
             return
         gone = isinstance(error, errors.DatabaseGone)
         with self._lock:
             seen = self._seen.setdefault(database, DatabaseHealth())
-            # What was asked before it answered others tells nothing new, unless it is gone.
+            # A request older than the last answer says nothing new, unless the file is gone.
             if asked_at_s < seen.answered_at_s and not gone:
                 return
             seen.met_in_writing |= writing
@@ -157,12 +158,12 @@ class Outages:
             log.warning("%s does not answer: %s", database, error)
 
     def answered(self, database: str, asked_at_s: float, *, wrote: bool = True) -> None:
-        """It answered what was asked at that time by the monotonic clock."""
+        """Note that a request made at `asked_at_s`, by the monotonic clock, was answered."""
         if not self._away:
             return
         with self._lock:
             seen = self._seen.setdefault(database, DatabaseHealth())
-            # What was asked before it failed others tells nothing new.
+            # A request older than the last failure says nothing new.
             if asked_at_s < seen.failed_at_s or (seen.met_in_writing and not wrote):
                 return
             seen.met_in_writing = False
@@ -174,16 +175,16 @@ class Outages:
         log.warning("%s answers again, after %.1f s", database, seen.answered_at_s - since_s)
 
 
-_OUTAGES: Final = Outages()
+OUTAGES: Final = Outages()
 
 
 class OutageWatch:
-    """Around whatever a database is asked. Use as a context."""
+    """Notes whether a database answers what is asked inside. Use as a context."""
 
     def __init__(
         self,
         database: str,
-        outages: Outages = _OUTAGES,
+        outages: Outages = OUTAGES,
         *,
         writing: bool = False,
         wrote: bool = True,
@@ -211,18 +212,17 @@ class OutageWatch:
 
 # How long a statement may take, as its caller says --------------------------
 #
-# A network can swallow a statement or its answer without a word. A caller that must know
-# in time, as a worker about its leases, says how long it can wait; the others wait
-# for as long as the store allows. A statement that takes longer has timed out, and its
-# connection is given up.
+# A network can silently drop a statement or its answer. A caller that must know in time, as a
+# worker must about its leases, says how long it can wait; other callers wait for as long as
+# the store allows. A statement that takes longer times out, and its connection is dropped.
 
 LEFT_MIN_S: Final = 0.001
 
 
 class _Whole:
-    """What everything within a block may take together.
+    """How long all statements of a block may take together.
 
-    Tasks that the block starts and leaves behind are not held to it.
+    Tasks that outlive the block are exempt.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -247,7 +247,7 @@ def patience_s(at_most_s: float | None = None) -> float | None:
 
 
 def statements_within(seconds: float) -> "_Each":
-    """Each statement of this block, and each connection made for it, in so many seconds."""
+    """Give each statement of this block, and each connection made for it, this long."""
     return _Each(seconds)
 
 
@@ -266,7 +266,7 @@ class _Each:
 
 @contextmanager
 def everything_within(seconds: float) -> Iterator[None]:
-    """All statements of this block and the wait for their connection, together."""
+    """Give all statements of this block, and the wait for their connection, this long together."""
     whole = _Whole(seconds)
     before = _whole.set(whole)
     try:

@@ -77,7 +77,7 @@ SWEEPS: Mapping[str, Sweep] = {
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 
 SLOW: Final = tuple(name for name in SWEEPS if name.endswith("retention"))
-"""Those that remove what is old, which may take its time: nobody waits for that."""
+"""Those that delete old rows. They may take long, since nobody waits for them."""
 
 URGENT: Mapping[str, str] = {
     unit.DISPATCH_TOPIC: "dispatch",
@@ -95,11 +95,11 @@ SCOPED: Final[Mapping[str, Callable[[ScannerFilter], Sweep]]] = {
     "waitpoint_expiry": lambda only: partial(Engine.expire_due_waitpoints, only=only),
     "retention": lambda only: partial(Engine.trim_retention, only=only),
 }
-"""Those that act on one execution after another, for a process that looks after some of them."""
+"""Those that act on single executions, for a process that handles only some of these."""
 
 
 async def run_due(engine: Engine, *, only: ScannerFilter = EVERYBODY) -> dict[str, int]:
-    """Do everything that is due now; tell how much each reconciler did."""
+    """Do everything that is due now; return how much each reconciler did."""
     acted: dict[str, int] = {}
     for name in due_among(await engine.next_due()):
         acted[name] = (await _run_one(engine, sweep_of(name, only))).acted
@@ -137,10 +137,10 @@ class Supervisor:
         patience_s: float = PATIENCE_MAX_S,
         only: ScannerFilter = EVERYBODY,
     ) -> None:
-        """`patience_s` is how long a statement may take of what others wait for.
+        """`patience_s` is how long a statement may take that others wait for.
 
-        With `only` it leaves executions that are not among them alone: another process handles
-        those. It still handles flows, schedules and shared rows.
+        With `only` it leaves all other executions to other processes. It still handles flows,
+        schedules and shared rows.
         """
         self._engine = engine
         self._only = check_scanner_filter(only)
@@ -149,7 +149,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._wakes: list[Callable[[], None]] = []
         self._asking_since_s: float | None = None
-        """When it began to ask for expired leases, and has had no answer yet."""
+        """Since when it has been asking for expired leases without an answer."""
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -187,7 +187,7 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _repeat(self, topic: str, work: Callable[[], Awaitable[float]]) -> None:
-        """Again on every hint, or when the time is over that `work` returns."""
+        """Repeat on every hint, or after the time that `work` returns."""
         with self._engine.store.hints([topic]) as hints:
             self._wakes.append(hints.wake)
             while not self._stopping.is_set():
@@ -225,7 +225,7 @@ class Supervisor:
             return await self._engine.next_due()
 
     async def _sweep_all(self, names: Sequence[str]) -> bool:
-        """Run reconcilers one after the other; tell whether any of them did something."""
+        """Run reconcilers one after the other; return whether any of them did something."""
         acted = False
         for name in names:
             if self._stopping.is_set():
@@ -235,7 +235,7 @@ class Supervisor:
         return acted
 
     async def _sweep(self, name: str) -> float:
-        """Run one reconciler; tell how soon to look again if nothing is heard until then."""
+        """Run one reconciler; return how soon to look again if no hint comes first."""
         swept = await self._swept(name)
         if swept is None:
             return AFTER_ERROR_S
@@ -264,6 +264,6 @@ class Supervisor:
 
 
 def _tell(error: Exception, what: str) -> None:
-    # The store has told of an outage.
+    # The store has logged an outage already.
     level = level_of(error)
     log.log(level if level == logging.DEBUG else logging.ERROR, what, exc_info=error)

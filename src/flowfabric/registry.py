@@ -4,15 +4,15 @@
     def morning_report(ctx: Context) -> None: ...
 
 Declaring a schedule only notes its definition; a worker stores it when it starts.
-Storing one again changes nothing unless the definition has changed, so every
-process may.
+Storing it again changes nothing unless the definition has changed, so every
+process may do it.
 """
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar, overload
+from typing import Final, Literal, TypedDict, TypeVar, overload
 
 from msgspec import structs
 
@@ -39,12 +39,13 @@ from flowfabric.core.policies import (
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
+from flowfabric.limits import KeySource, Limit, SlotFate
 from flowfabric.store.urls import HTTP, POSTGRES, check_url
 from flowfabric.submission import NO_OPTIONS, limit_uses, policy_of
-from flowfabric.task import Call, Retry, Task, TaskSettings
+from flowfabric.task import Call, Executor, Retry, Task, TaskSettings
 from flowfabric.worker.context import Context
 
-# What a program declares is refused where it is written, not where a worker comes across it
+# Mistakes are refused where the program declares something, not when a worker starts
 
 R = TypeVar("R")
 
@@ -62,7 +63,7 @@ def check_app(
     codec: object,
     token: object,
 ) -> None:
-    """What an app is made with, its namespace apart; whether a codec is one is checked later."""
+    """Check the arguments of `App`, except the namespace and the codec's methods."""
     remote = check_url(url).startswith(HTTP)
     if remote:
         _check_servers_own(
@@ -85,11 +86,13 @@ def check_app(
 def _check_servers_own(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
-            raise InvalidInput(name, "belongs to the server; say it where `flowfabric serve` runs")
+            raise InvalidInput(
+                name, "is a setting of the server; set it where `flowfabric serve` runs"
+            )
 
 
 def check_function(given: object) -> None:
-    """What `@app.task` and `@app.schedule` make a task of."""
+    """Check the function given to `@app.task` or `@app.schedule`."""
     if isinstance(given, str):
         raise InvalidInput(
             "task", f"takes the function; to give it a name, write @app.task(name={given!r})"
@@ -105,12 +108,12 @@ def check_function(given: object) -> None:
     try:
         inspect.signature(given)
     except ValueError:
-        problem = "has parameters that Python cannot tell; call it in a function of your own"
+        problem = "has a signature Python cannot inspect; wrap it in a function of your own"
         raise InvalidInput("task", problem, given) from None
 
 
 def check_cron(given: object) -> None:
-    """What `@app.schedule` is called with, or what it is put on without being called."""
+    """Check the cron expression; a function means that `@app.schedule` was not called."""
     if callable(given):
         raise InvalidInput(
             "schedule",
@@ -127,7 +130,7 @@ def check_middleware(around: object) -> None:
         inspect.signature(around).bind(None, None)
     except TypeError:
         raise InvalidInput(
-            "middleware", "is called with a context and the call: async def traced(ctx, call)"
+            "middleware", "must take a context and the call: async def traced(ctx, call)"
         ) from None
     except ValueError:
         # Python does not know the signature of every builtin.
@@ -136,13 +139,13 @@ def check_middleware(around: object) -> None:
 
 def check_task(field: str, given: object) -> None:
     if not isinstance(given, Task):
-        raise InvalidInput(field, "takes the task itself, which @app.task has made", given)
+        raise InvalidInput(field, "takes the task itself, as @app.task returns it", given)
 
 
 def check_call(field: str, given: object) -> None:
     if isinstance(given, Task):
         raise InvalidInput(
-            field, f"is a task without its arguments; call it, as in {given.name}(…)", given
+            field, f"is a task without arguments; call it, as in {given.name}(…)", given
         )
     if not isinstance(given, Call):
         raise InvalidInput(field, "must be a call of a task, such as publish(42)", given)
@@ -158,6 +161,49 @@ def check_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
     for number, each in enumerate(checked):
         check_call(f"calls[{number}]", each)
     return checked
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@app.task` takes beside a name and a version; `TaskSettings` has the defaults."""
+
+    lane: str
+    retry: Retry | None
+    timeout: Duration | None
+    """How long an attempt may take."""
+    priority: int
+    capabilities: Sequence[str]
+    """What a worker must have to run it."""
+    budget: str | Sequence[str]
+    """Start none of its runs while a hard limit of this budget, or of one of these, is used up."""
+    executor: Executor
+    """Where a plain function runs: in a thread, or in another process."""
+    keep: Duration | None
+    """How long completed runs are kept; `EngineConfig` says it for every task."""
+    keep_failed: Duration | None
+    """How long all other ended runs are kept."""
+    max_worker_deaths: int | None
+    """Fail a run after this many (3) consecutive deaths of its worker. With 1, a worker that merely
+    lets its lease expire counts as dead."""
+    rate_limit: str | None
+    """How many of its runs start in a time, over all workers: `"100/m"`."""
+    concurrency: int | None
+    """How many of its runs run at once, over all workers."""
+    key: KeySource | None
+    """Limit the runs of each value of it: `"{tenant}"`, or a function of the arguments."""
+    while_suspended: SlotFate
+    """`"keep"`: runs that sleep or wait count as running."""
+    limits: Sequence[Limit]
+    """Limits that it shares with other tasks."""
+
+
+def check_settings(settings: TaskOptions) -> TaskSettings:
+    known = TaskOptions.__annotations__
+    unknown = sorted(settings.keys() - known)
+    if unknown:
+        raise InvalidInput(
+            unknown[0], f"is not an option of a task; those are {', '.join(sorted(known))}"
+        )
+    return TaskSettings(**settings)
 
 
 CatchUpName = Literal["latest", "all", "none"]
@@ -178,7 +224,7 @@ class Registry:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = parse_namespace(namespace)
-        """Where its executions, schedules and flows are."""
+        """The namespace of its executions, schedules and flows."""
         self.tasks: dict[str, Task[..., object]] = {}
         """Tasks by kind: by name, from version 2 on by `name@version`."""
         self.schedules: list[schedules.ScheduleDefinition] = []
@@ -201,11 +247,11 @@ class Registry:
         settings: TaskSettings,
         version: int = 1,
     ) -> Task[..., object]:
-        """A task that could be kept here: its name is free."""
+        """Make a task, if its name is free."""
         check_function(function)
         own = getattr(function, "__name__", None)
         if name is None and own is None:
-            raise InvalidInput("name", "is missing: only functions have a name of their own")
+            raise InvalidInput("name", "is missing: only functions have their own name")
         name = check_task_name(own if name is None else name)
         task: Task[..., object] = Task(name, function, settings, version, self.provided_kinds())
         self._check_limits(task)
@@ -219,7 +265,7 @@ class Registry:
         return task
 
     def _check_limits(self, task: Task[..., object]) -> None:
-        """Refuse a limit that another task declares with other values: they would take turns."""
+        """Refuse a limit that another task declares differently: they would undo each other."""
         known = {each.name: each for other in self.tasks.values() for each in other.limits}
         for limit in task.limits:
             if known.get(limit.name, limit).spec != limit.spec:
@@ -236,11 +282,11 @@ class Registry:
         return task
 
     def provided_kinds(self) -> AbstractSet[type]:
-        """Classes whose parameters are filled in instead of being arguments."""
+        """Classes whose parameters the worker fills in."""
         return frozenset()
 
     def check_adoptable(self, other: "Registry") -> None:
-        """Raise unless every name of the other is free here, or stands for the same."""
+        """Raise if a name of the other app is taken here by something else."""
         for kind, task in other.tasks.items():
             if self.tasks.get(kind, task) is not task:
                 raise InvalidInput(
@@ -316,7 +362,7 @@ class Registry:
         self.note_schedule(name, call, timing)
 
     def note_schedule(self, name: str, call: Call[object], timing: "ScheduleTiming") -> None:
-        """Check a schedule here, where a mistake is, and not when a worker starts."""
+        """Check a schedule where it is declared, not when a worker starts."""
         if any(known.schedule_id == name for known in self.schedules):
             raise InvalidInput("name", "is the name of another schedule of this app", name)
         if (timing.cron is None) is (timing.every is None):
@@ -349,18 +395,18 @@ class Registry:
         self.schedules.append(definition)
 
     async def declare_limits(self, engine: Engine) -> None:
-        """Have the database know every limit of a task. What was set at run time stays."""
+        """Store the limits of all tasks. Values set at run time stay."""
         limits = {limit.name: limit for task in self.tasks.values() for limit in task.limits}
         await engine.declare_limits([each.declared(self.namespace) for each in limits.values()])
 
     async def store_schedules(self, engine: Engine) -> None:
-        """Have the database know every schedule declared."""
+        """Store all declared schedules."""
         for definition in self.schedules:
             await engine.upsert_schedule(definition)
 
 
 def _limited_policy(call: Call[object], namespace: str) -> ExecutionPolicy | None:
-    """The policy of a task's runs by the clock, which names the limits they are under."""
+    """The policy of scheduled runs of a task, including their limits."""
     policy = policy_of(call.task, NO_OPTIONS, namespace)
     uses = limit_uses(call, NO_OPTIONS, namespace)
     if not uses:
@@ -401,7 +447,7 @@ class ScheduleDecorator:
     @overload
     def __call__(self, function: Callable[[], R], /) -> Task[[], R]: ...
     def __call__(self, function: Callable[..., object], /) -> Task[..., object]:
-        # Neither is there without the other.
+        # Keep the task only if its schedule was accepted.
         task = self._owner.new_task(self._name, function, self._settings)
         self._owner.note_schedule(task.name, task(), self._timing)
         return self._owner.keep_task(task)

@@ -1,11 +1,11 @@
 """An engine without a database: it asks a server over HTTP.
 
 `RemoteEngine` has every operation of `Engine` under its name, with the same types and errors.
-What it can decide by itself, such as whether a request is valid, it decides here; the rest it
-asks the server for. What needs the database itself is refused with `Unavailable`.
+It decides locally what it can, such as whether a request is valid, and asks the server for the
+rest. Whatever needs the database itself is refused with `Unavailable`.
 
-A call that is safe to repeat is repeated when its answer is lost, and so are submissions, which
-have an id from the start. Other calls then say that they may have happened.
+A call that is safe to repeat is repeated if its answer is lost, and so are submissions, which
+have an id from the start. The errors of other calls say that they may have happened.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NoReturn, Self, TypeVar
+from typing import Final, NoReturn, Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -30,7 +30,8 @@ from flowfabric.core.policies import encode_policy, parse_policy
 from flowfabric.core.results import CreateResult
 from flowfabric.engine import unit
 from flowfabric.engine.engine import Engine, Following
-from flowfabric.engine.events import AFTER_ERROR_S, LOOK_AGAIN_MAX_S, LOOK_AGAIN_S, ToldPage
+from flowfabric.engine.events import LOOK_AGAIN_MAX_S, LOOK_AGAIN_S, ToldPage
+from flowfabric.engine.values import Values
 from flowfabric.errors import (
     AccessDenied,
     BackendErrorKind,
@@ -48,31 +49,31 @@ from flowfabric.operations import (
     OPERATIONS,
     PROTOCOL,
     WAITS,
+    DeploymentView,
     RemoteOperation,
     WireError,
     encode,
     raised_again,
 )
-from flowfabric.outages import ASK_AGAIN, OutageWatch, level_of, patience_s
-from flowfabric.store.base import Body, EventPage, HintListener, ReadBody, Row, UnlockedBody
+from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, OutageWatch, level_of, patience_s
+from flowfabric.store.base import HintListener
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
 from flowfabric.store.urls import redact
 from flowfabric.version import __version__
 
 log = open_log(__name__)
-T = TypeVar("T")
 
 BACKEND: Final = "http"
 JOINING: Final = "a transaction of yours (connection=, ctx.fence)"
 ANSWER_S: Final = 60.0
-"""How long an answer may take, unless its caller says otherwise or asked the server to wait."""
+"""How long an answer may take, unless the caller says otherwise or asks the server to wait."""
 CONNECT_S: Final = 10.0
 PAUSES_S: Final = (0.05, 0.1, 0.2)
-"""Before asking again, once each."""
+"""Pauses before each retry."""
 CONNECTIONS_MAX: Final = 1_000
 KEPT_CONNECTIONS: Final = 20
 HINTS_SILENT_S: Final = 40.0
-"""A stream of hints that says nothing for so long, not even that it lives, is broken."""
+"""A stream of hints that is silent for this long, without even a ping, is broken."""
 EVENT_TOPICS: Final = (
     unit.EVENT_TOPIC,
     unit.COMPLETION_TOPIC,
@@ -80,24 +81,9 @@ EVENT_TOPICS: Final = (
     unit.ATTEMPT_TOPIC,
 )
 BY_ITSELF: Final = frozenset({"to_store", "from_store"})
-"""What is not asked for unless payloads go through a codec at the server."""
+"""Operations that need the server only if payloads go through a codec there."""
 TRANSIENT: Final = frozenset({"server", "stream_ops"})
-"""What a server that is stopping calls unavailable: another one, or the next, is not."""
-
-
-class DeploymentAnswer(Struct, kw_only=True):
-    """What the server tells of itself."""
-
-    version: str
-    protocol: int = 0
-    backend: str
-    num_flow_partitions: int
-    num_budget_partitions: int
-    num_quota_partitions: int
-    payload_bytes_max: int
-    plain_bytes_max: int
-    coded: bool
-    namespace: str | None
+"""What a stopping server calls unavailable: asking again reaches another one."""
 
 
 class RefusalBody(Struct, kw_only=True):
@@ -120,27 +106,27 @@ def needs_database(what: str) -> Unavailable:
 
 
 def check_bearer(token: str) -> str:
-    """A token without the blanks around it, as files have them. What is wrong is not repeated."""
+    """A token without the blanks that files add. The error does not repeat a wrong one."""
     bare = token.strip()
     if not bare or not bare.isascii() or not bare.isprintable() or " " in bare:
-        raise InvalidInput("token", "must be what `flowfabric tokens create` has shown")
+        raise InvalidInput("token", "must be a token that `flowfabric tokens create` has shown")
     return bare
 
 
 def check_address(url: str) -> str:
-    """The URL of a server, which has neither a password nor an impossible port in it."""
+    """The URL of a server; refused if it contains a user or an impossible port."""
     try:
         parts = urlsplit(url)
         named, _ = parts.username or parts.password, parts.port
     except ValueError as error:
         raise InvalidInput("url", f"cannot be asked: {error}", redact(url)) from None
     if named:
-        raise InvalidInput("url", "must be without a user: a server takes a token", redact(url))
+        raise InvalidInput("url", "must not contain a user: a server takes a token", redact(url))
     return url
 
 
 class HttpConnection:
-    """The way to one server, on one event loop."""
+    """The connection to one server, on one event loop."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = check_address(url)
@@ -159,23 +145,23 @@ class HttpConnection:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def describe(self) -> DeploymentAnswer:
+    async def describe(self) -> DeploymentView:
         body = await self._ask("GET", "v1/deployment", None, ANSWER_S, repeatable=True)
         try:
-            told = msgspec.json.decode(body, type=DeploymentAnswer)
+            deployment = msgspec.json.decode(body, type=DeploymentView)
         except msgspec.DecodeError:
             raise Unavailable(self.url, "is not a FlowFabric server of this version") from None
-        self.server_version = told.version
-        if told.protocol != PROTOCOL:
+        self.server_version = deployment.version
+        if deployment.protocol != PROTOCOL:
             raise Unavailable(
                 self.url,
-                f"is a server of flowfabric {told.version}, which calls operations in another way"
-                f" than {__version__} here; install the same version on both sides",
+                f"is a server of flowfabric {deployment.version}, which calls operations in another"
+                f" way than {__version__} here; install the same version on both sides",
             )
-        return told
+        return deployment
 
     async def call(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
-        """What the server answers; a batch that is too large for one request goes in several."""
+        """The server's answer; a batch too large for one request is split into several."""
         body = encode(arguments)
         batch = arguments.get(operation.batch or "")
         if len(body) <= BODY_BYTES_MAX or not isinstance(batch, list) or len(batch) < 2:
@@ -211,7 +197,7 @@ class HttpConnection:
 
     @property
     def _versions(self) -> str:
-        """What may explain it: empty where both sides are of the same version."""
+        """Both versions, which may explain an error; empty if they are the same."""
         if self.server_version == __version__:
             return ""
         return f" (the server is flowfabric {self.server_version}, this is {__version__})"
@@ -257,16 +243,16 @@ class HttpConnection:
 
     def _away(self, error: httpx.TransportError, *, may_have_happened: bool) -> Transport:
         timed_out = isinstance(error, httpx.TimeoutException)
-        told = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         return Transport(
             BACKEND,
-            f"{self.url} {'does not answer' if timed_out else 'cannot be reached'}: {told}",
+            f"{self.url} {'does not answer' if timed_out else 'cannot be reached'}: {reason}",
             kind=BackendErrorKind.TIMEOUT if timed_out else BackendErrorKind.TRANSPORT,
             may_have_happened=may_have_happened,
         )
 
     def _refusal(self, answer: httpx.Response) -> Exception:
-        """What was raised at the server, or what its refusal comes to here."""
+        """The error raised at the server, or the one that stands for its refusal here."""
         status = answer.status_code
         try:
             refusal = msgspec.json.decode(answer.content, type=RefusalBody)
@@ -283,11 +269,11 @@ class HttpConnection:
             denied = Unauthorized if status == 401 else AccessDenied
             return denied(self.url, refusal.error, refusal.code)
         if status == 404:
-            told = f"does not know what it is asked for: {refusal.error}{self._versions}"
-            return Unavailable(self.url, told)
+            message = f"does not know what it is asked for: {refusal.error}{self._versions}"
+            return Unavailable(self.url, message)
         if status == 413:
-            asked = answer.request.headers.get("content-length", "0")
-            return PayloadTooLarge("request", refusal.limit_bytes, int(asked))
+            size = answer.request.headers.get("content-length", "0")
+            return PayloadTooLarge("request", refusal.limit_bytes, int(size))
         if status == 429:
             error = ResourceExhausted(self.url, 1, _retry_after_ms(answer))
             error.detail, error.args = refusal.error, (refusal.error,)
@@ -302,9 +288,9 @@ class HttpConnection:
         return InvalidInput(refusal.field or "request", refusal.error + self._versions)
 
     async def hints(self, topics: Sequence[str], heard: Callable[[str, str], None]) -> None:
-        """Pass on what the server says until it ends, or the network does.
+        """Pass on hints from the server until it or the network ends the stream.
 
-        Raises `AccessDenied` if the server does not take the token.
+        Raises `AccessDenied` if the server does not accept the token.
         """
         timeout = httpx.Timeout(HINTS_SILENT_S, connect=CONNECT_S)
         params = {"topic": list(topics)}
@@ -327,7 +313,7 @@ class HttpConnection:
 
 
 def _has_ids(arguments: Mapping[str, object]) -> bool:
-    """Whether this creates what has an id: asking again finds what was created."""
+    """Whether it creates executions that have ids: asking again finds them."""
     requests = arguments.get("requests", [arguments.get("request")])
     return isinstance(requests, list) and all(
         isinstance(each, NewExecution) and (each.execution_id or each.idempotency_key)
@@ -344,7 +330,7 @@ def _retry_after_ms(answer: httpx.Response) -> int | None:
 
 
 class RemoteHints(HintBoard):
-    """Hints as the server tells them; while it does not, listeners look by themselves."""
+    """Hints from the server; without them, listeners poll."""
 
     def __init__(self, connection: HttpConnection) -> None:
         super().__init__()
@@ -367,7 +353,7 @@ class RemoteHints(HintBoard):
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        """Until the server refuses the token: asking on would look like guessing tokens."""
+        """Listen until the server refuses the token: asking on would look like guessing."""
         while True:
             self._more.clear()
             hearing = asyncio.ensure_future(
@@ -395,7 +381,7 @@ class RemoteHints(HintBoard):
 
 
 class RemoteStore:
-    """Stands where a store does, and has hints. There is nothing else in it."""
+    """Takes the place of a store, but has only hints."""
 
     label: str
     writes_beside = False
@@ -423,46 +409,15 @@ class RemoteStore:
     def hints_are_live(self) -> bool:
         return self._board.live
 
-    async def migrate(self) -> Sequence[str]:
-        raise needs_database("migrate")
-
-    async def ping(self) -> None:
-        raise needs_database("ping")
-
-    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
+    async def _refuse(self, *_args: object, **_given: object) -> NoReturn:
         raise needs_database("this operation")
 
-    def transact_apart(self, body: Body[T]) -> T:
+    def _refuse_at_once(self, *_args: object, **_given: object) -> NoReturn:
         raise needs_database("this operation")
 
-    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
-        raise needs_database("this operation")
-
-    async def transact_on(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        raise needs_database("a transaction of yours")
-
-    def transact_on_sync(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        raise needs_database("a transaction of yours")
-
-    async def read(self, body: ReadBody[T]) -> T:
-        raise needs_database("this operation")
-
-    async def execute_alone(
-        self, name: str, topics: object = (), /, **parameters: object
-    ) -> Sequence[Row]:
-        raise needs_database("this operation")
-
-    async def read_events(
-        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
-    ) -> EventPage:
-        raise needs_database("this operation")
-
-    async def end_of_events(self) -> LogEnd:
-        raise needs_database("this operation")
+    migrate = ping = transact = try_unlocked = transact_on = read = _refuse
+    execute_alone = read_events = end_of_events = _refuse
+    transact_apart = transact_on_sync = _refuse_at_once
 
 
 # The engine ---------------------------------------------------------------------
@@ -480,10 +435,14 @@ def _forwarded(name: str) -> Callable[..., Coroutine[object, object, object]]:
 
 
 class Forwarding(Engine):
-    """The operations that the server is asked for."""
+    """Forwards operations to the server."""
 
     connection: HttpConnection
     coded: bool
+
+    @property
+    def codes_values(self) -> bool:
+        return self.coded
 
     async def forward(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
         if operation.name in BY_ITSELF and not self.coded:
@@ -536,27 +495,27 @@ class RemoteEngine(Forwarding):
 
     @classmethod
     async def reach(cls, url: str, token: str | None) -> Self:
-        """Ask the server what has to be known beforehand."""
+        """Connect, and ask the server for what has to be known first."""
         connection = HttpConnection(url, token)
         try:
-            told = await connection.describe()
+            deployment = await connection.describe()
         except BaseException:
             await connection.close()
             raise
         engine = cls(
-            RemoteStore(connection, told.backend),
-            EngineConfig(payload_bytes_max=told.payload_bytes_max),
+            RemoteStore(connection, deployment.backend),
+            EngineConfig(payload_bytes_max=deployment.payload_bytes_max),
             unit.Deployment(
                 partitions=PartitionConfig(
-                    num_flow=told.num_flow_partitions,
-                    num_budget=told.num_budget_partitions,
-                    num_quota=told.num_quota_partitions,
+                    num_flow=deployment.num_flow_partitions,
+                    num_budget=deployment.num_budget_partitions,
+                    num_quota=deployment.num_quota_partitions,
                 ),
                 handle_key=b"",
             ),
-            unit.Values(told.plain_bytes_max),
+            Values(deployment.plain_bytes_max),
         )
-        engine.connection, engine.coded = connection, told.coded
+        engine.connection, engine.coded = connection, deployment.coded
         engine.following = RemoteFollowing(engine.shell, engine)
         return engine
 
@@ -566,7 +525,7 @@ class RemoteEngine(Forwarding):
     async def create_checked(
         self, checked: Sequence[Checked], *, key_wait_ms: int = KEY_WAIT_MS
     ) -> list[CreateResult]:
-        """Ids that were generated here are sent, so that asking again finds what there is."""
+        """Send the ids generated here, so that asking again finds what was created."""
         requests = [_request_of(each) for each in checked]
         return await self.create_executions(requests, key_wait_ms=key_wait_ms)
 
@@ -604,7 +563,7 @@ def _request_of(checked: Checked) -> NewExecution:
 
 
 def _sendable(arguments: Mapping[str, object]) -> dict[str, object]:
-    """Requests as callers make them; policies in bytes are JSON, unlike bytes on the wire."""
+    """Requests as callers make them; a policy in bytes travels as JSON, not in base64."""
     return {name: _with_policy(value) for name, value in arguments.items()}
 
 

@@ -1,8 +1,8 @@
 """A submitted execution, as its caller sees it.
 
-All waits of a process share one reader: it looks for the ends of everything that
-is waited for in one statement, when a hint says that something has ended and now
-and then without one.
+All waits of a process share one reader. It looks for the ends of all awaited
+executions with one statement, whenever a hint says that something has ended and now and
+then without a hint.
 """
 
 import asyncio
@@ -25,12 +25,13 @@ from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.logs import open_log
-from flowfabric.outages import NEVER, level_of, statements_within
+from flowfabric.outages import AFTER_ERROR_S, NEVER, level_of, statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send
 from flowfabric.store.base import HintListener
 from flowfabric.streams import Follower, Frame, without_codec
 from flowfabric.task import Task
 
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 log = open_log(__name__)
@@ -40,11 +41,10 @@ Document = dict[str, object]
 LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.002
 """Between two reads, per thousand awaited executions: a burst of ends costs few reads."""
-AFTER_ERROR_S: Final = 0.5
 READ_TIMEOUT_S: Final = 5.0
-"""How long a look may take: a network that swallows it must not delay the caller."""
+"""How long one read may take: a network that drops it must not delay the caller."""
 REASON_TIMEOUT_S: Final = 1.0
-"""How long a caller that waited in vain waits for the reason."""
+"""How long a caller whose wait timed out waits for the reason."""
 
 _ENDINGS: Final[dict[PublicState, type[errors.Unsuccessful]]] = {
     PublicState.FAILED: errors.ExecutionFailed,
@@ -72,10 +72,10 @@ class Endings:
         self._hints: HintListener | None = None
 
     async def wait(self, execution_id: ExecutionId, timeout_s: float | None) -> Outcome:
-        """The end of an execution.
+        """Wait for the end of an execution.
 
-        Raises `OperationTimeout` when it does not come in time, and `NotFound` when there is
-        no such execution, or no longer.
+        Raises `OperationTimeout` if it does not end in time, and `NotFound` if there is no such
+        execution, or no longer.
         """
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._awaited.setdefault(execution_id, set()).add(future)
@@ -101,7 +101,7 @@ class Endings:
     async def _timed_out(
         self, execution_id: ExecutionId, elapsed_ms: int
     ) -> errors.OperationTimeout:
-        """With the reason why it has not ended, if the database tells soon."""
+        """The error, with the reason why it has not ended if the database gives it soon."""
         try:
             with statements_within(REASON_TIMEOUT_S):
                 why = await self._engine.explain_execution(execution_id)
@@ -114,7 +114,7 @@ class Endings:
     """False under `LocalApp` (tests), where work runs only when the test drains it."""
 
     async def is_idle(self) -> bool:
-        """Whether nothing will end any more by itself, as in tests that run work by hand."""
+        """Whether nothing more will end unless a test runs it."""
         return False
 
     async def close(self) -> None:
@@ -188,9 +188,9 @@ class Run(Generic[R_co]):
         namespace: str | None = None,
         called: str | None = None,
     ) -> None:
-        """With a `namespace`, an execution of another one does not exist here.
+        """With a `namespace`, executions of other namespaces do not exist here.
 
-        `called` is the id it was asked for by.
+        `called` is the id that the caller used.
         """
         self.execution_id = execution_id
         self._called = called or execution_id
@@ -221,7 +221,7 @@ class Run(Generic[R_co]):
         return found
 
     async def snapshot(self) -> ExecutionDetails:
-        """Everything there is to see of the execution now: steps, attempts and children too."""
+        """The whole execution as it is now, with its steps, attempts and children."""
         opened = await self._opened.on_this_loop()
         found = await opened.engine.inspect_execution(self.execution_id)
         if found is None or self._namespace not in (None, found.namespace):
@@ -240,9 +240,9 @@ class Run(Generic[R_co]):
         """What its attempts emit, as it comes; ends when the run ends.
 
         From the `start`, from `now` on, or after the cursor of a frame. When a later attempt
-        takes over, a frame of kind `superseded` tells which earlier ones no longer count; what
-        no longer counts from the outset is omitted, unless `superseded` asks for it.
-        `live=False` omits what is only for those watching live.
+        takes over, a frame of kind `superseded` says which earlier frames no longer count. Frames
+        that are already superseded are omitted unless `superseded` is set; `live=False` omits
+        frames meant only for those watching live.
         """
         follower = self.follow(after, superseded=superseded, live=live)
         while (page := await follower.next_page()) is not None:
@@ -250,11 +250,11 @@ class Run(Generic[R_co]):
                 yield frame
 
     async def frames(self, *, superseded: bool = False, live: bool = True) -> list[Frame]:
-        """What it has said so far, without waiting."""
+        """What it has emitted so far, without waiting."""
         return await self.follow("start", superseded=superseded, live=live).now()
 
     async def summary(self) -> dict[str, object] | None:
-        """What its current attempt has summed up with `ctx.summary`; None if it has not."""
+        """The summary its current attempt has written with `ctx.summary`, if any."""
         opened = await self._checked_app()
         try:
             index = await opened.engine.read_current_attempt_index(self.execution_id)
@@ -281,7 +281,7 @@ class Run(Generic[R_co]):
         )
 
     async def cancel(self, reason: str = "cancelled by its submitter") -> None:
-        """End it, whatever it does. Raises `Terminal` when it has ended otherwise before."""
+        """End it, whatever it is doing. Raises `Terminal` if it has already ended another way."""
         opened = await self._checked_app()
         try:
             await opened.engine.cancel_execution(self.execution_id, reason=reason)
@@ -304,9 +304,9 @@ class Run(Generic[R_co]):
     ) -> SignalResult:
         """Send what it waits for: with a token, or without one as an operator.
 
-        `source` says who sends, which is what waits for distinct sources count. When nothing
-        waits for `name` yet, the next wait of that name takes it; with `keep=False` that
-        raises `WaitpointNotFound`. With `connection=` it is sent if and when that
+        `source` names the sender, for waits that count distinct sources. If nothing waits for
+        `name` yet, the next wait for that name takes the signal; with `keep=False` this raises
+        `WaitpointNotFound` instead. With `connection=` the signal is sent if and when that
         connection's transaction commits.
         """
         opened = await self._opened.on_this_loop()
@@ -334,9 +334,14 @@ class Run(Generic[R_co]):
         return await opened.engine.explain_execution(self.execution_id)
 
     async def _checked_app(self) -> OpenedApp:
-        """The app, once it is certain that it may see the execution; executions do not move."""
+        """The app, once the execution is known to be in its namespace; executions never move."""
         opened = self._opened = await self._opened.on_this_loop()
         if self._namespace is not None:
             await check_namespace(opened.engine, self.execution_id, self._namespace, self._called)
             self._namespace = None
         return opened
+
+
+def run_through(run: Run[R], opened: OpenedApp) -> Run[R]:
+    """The same run, reached through another engine."""
+    return Run(opened, run.task, run.execution_id, namespace=run._namespace, called=run._called)

@@ -1,8 +1,8 @@
 """Signals: messages from outside to an execution that waits for them.
 
     run = await app.submit(deploy, "v2")
-    await run.signal("approved", {"tag": "v2.1"})       # who has the database needs no token
-    await app.signals.deliver(token, "approved", source="Ada")    # everybody else has one
+    await run.signal("approved", {"tag": "v2.1"})       # with database access, no token is needed
+    await app.signals.deliver(token, "approved", source="Ada")    # everybody else needs one
 
 A token is good for one waitpoint of one execution. It is never stored and never
 shown: `reveal` is the only way to its text.
@@ -11,7 +11,6 @@ shown: `reveal` is the only way to its text.
 import base64
 import binascii
 import hmac
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Generic, Literal, Self, TypeVar
@@ -27,6 +26,7 @@ from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
 from flowfabric.outages import everything_within
+from flowfabric.parts import AppPart
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -34,7 +34,7 @@ NAME_BYTES_MAX: Final = 200
 TOKEN_PREFIX: Final = "fft_"
 TOKEN_TEXT_MAX: Final = 1_024
 SIGNAL_PATIENCE_S: Final = 10.0
-"""How long sending a signal may take, the wait for a connection included."""
+"""How long sending a signal may take, including the wait for a connection."""
 NO_TOKEN: Final = "; a token exists from when it waits, or from `ctx.waitpoint`, until it goes on"
 
 EXTERNAL: Final = "external"
@@ -78,7 +78,7 @@ def all_of(*members: str | conditions.Condition) -> conditions.AllConditions:
 
 
 def count(n: int, *names: str, distinct: Distinct = "signals") -> conditions.Count:
-    """So many signals, whichever of the names they come by.
+    """This many signals, under any of the names.
 
     `distinct` says which count as different: every signal, those of different
     sources, or those of different waitpoints.
@@ -96,18 +96,18 @@ def count(n: int, *names: str, distinct: Distinct = "signals") -> conditions.Cou
 
 
 def any_of(*names: str) -> conditions.Count:
-    """The first signal that comes by any of these names."""
+    """The first signal that arrives under any of these names."""
     return count(1, *names)
 
 
 def condition_of(*members: object) -> conditions.Condition:
-    """One condition of what a caller gave: names, conditions, or several of them."""
+    """Combine names of signals and conditions into one condition."""
     if len(members) == 1:
         (only,) = members
         if isinstance(only, str):
             return conditions.Single(check_name(only), conditions.ByName(only))
         if not isinstance(only, conditions.Condition):
-            raise InvalidInput("wait_for", "takes names of signals and conditions", only)
+            raise InvalidInput("wait_for", "takes signal names and conditions", only)
         return conditions.check_condition(only)
     return conditions.check_condition(
         conditions.AllConditions(tuple(condition_of(member) for member in members))
@@ -129,7 +129,7 @@ class SignalToken:
 
     @classmethod
     def parse(cls, given: object) -> Self:
-        """Read a token's text. What is no token is refused without being repeated."""
+        """Read a token's text. The refusal of an invalid token does not repeat it."""
         if isinstance(given, cls):
             return given
         if given is None or given == "":
@@ -213,7 +213,7 @@ async def deliver(
     execution_id: str | None = None,
     namespace: str | None = None,
 ) -> SignalResult:
-    """Send with a token; with `execution_id` only to that execution."""
+    """Send with a token; if `execution_id` is given, only to that execution."""
     parsed = SignalToken.parse(token)
     check_name(name)
     if execution_id not in (None, parsed.execution_id):
@@ -233,13 +233,13 @@ async def deliver(
 
 
 async def token_for(engine: Engine, named: str, name: str, *, namespace: str) -> SignalToken:
-    """The token of the waitpoint that an execution, by whichever of its ids, has open."""
+    """The token of an open waitpoint of an execution, which `named` gives by any of its ids."""
     check_name(name)
     execution_id = engine.named_execution_id(named, namespace)
     await check_namespace(engine, execution_id, namespace, named)
     found = await _open_waitpoints(engine, execution_id)
     fitting = [each for each in found if each.waitpoint_key == name]
-    # What is waited for now comes before what was made for later.
+    # Waitpoints of the current wait come before those made for later.
     fitting.sort(key=lambda each: (each.state is not WaitpointState.ACTIVE, each.created_at_ms))
     for each in fitting:
         token = await engine.read_waitpoint_token(execution_id, each.waitpoint_id)
@@ -252,7 +252,7 @@ async def token_for(engine: Engine, named: str, name: str, *, namespace: str) ->
 async def check_namespace(
     engine: Engine, execution_id: str, namespace: str, called: str | None = None
 ) -> None:
-    """Raise `NotFound`, by what it was `called`, unless it exists in this namespace."""
+    """Raise `NotFound`, with the id it was `called` by, unless it exists in this namespace."""
     if await engine.get_execution_namespace(execution_id) != namespace:
         raise NotFound("execution", called or execution_id)
 
@@ -277,7 +277,7 @@ async def send(
 ) -> SignalResult:
     """Send to an execution: with a token, or without one as an operator.
 
-    A missing one is named as it was `called`.
+    `NotFound` names a missing execution by the id it was `called` by.
     """
     if token is not None:
         return await deliver(
@@ -308,39 +308,8 @@ async def send(
             raise NotFound(error.entity, called or execution_id) from None
 
 
-async def send_named(
-    engine: Engine,
-    named: str,
-    name: str,
-    payload: object = None,
-    *,
-    source: str = "",
-    idempotency_key: str | None = None,
-    namespace: str,
-    keep: bool = True,
-) -> SignalResult:
-    """The same without a token, to an execution by whichever of its ids."""
-    return await send(
-        engine,
-        engine.named_execution_id(named, namespace),
-        name,
-        payload,
-        source=source,
-        idempotency_key=idempotency_key,
-        namespace=namespace,
-        keep=keep,
-        called=named,
-    )
-
-
-class Signals:
+class Signals(AppPart):
     """An app's way to signal executions, and to see what waits for one."""
-
-    def __init__(
-        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
-    ) -> None:
-        self._engine = engine
-        self._namespace = namespace
 
     async def deliver(
         self,
@@ -355,7 +324,7 @@ class Signals:
         """Send a signal to whatever the token was made for.
 
         For code that faces the outside: the token alone decides what may be reached.
-        A repeat with the same `idempotency_key` is told which signal was accepted. With
+        A repeat with the same `idempotency_key` returns the signal that was accepted first. With
         `connection=` the signal is sent if and when that connection's transaction commits.
         """
         engine = engine_on(await self._engine(), connection)
@@ -384,20 +353,21 @@ class Signals:
 
         `execution_id` is the id in full, the uuid, or your own id, as for `App.run`.
         """
-        engine = engine_on(await self._engine(), connection)
-        return await send_named(
+        engine, namespace = engine_on(await self._engine(), connection), self._namespace()
+        return await send(
             engine,
-            execution_id,
+            engine.named_execution_id(execution_id, namespace),
             name,
             payload,
             source=source,
             idempotency_key=idempotency_key,
-            namespace=self._namespace(),
+            namespace=namespace,
             keep=keep,
+            called=execution_id,
         )
 
     async def token(self, execution_id: str, name: str) -> SignalToken:
-        """The token of what an execution waits for under a name, to hand out."""
+        """The token of the waitpoint `name` that an execution has open, to hand out."""
         engine = await self._engine()
         return await token_for(engine, execution_id, name, namespace=self._namespace())
 

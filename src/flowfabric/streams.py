@@ -13,20 +13,19 @@ from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver, read_e
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import CodecFailed, InvalidInput
 from flowfabric.logs import open_log
-from flowfabric.outages import ASK_AGAIN, level_of
+from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, level_of
 
 log = open_log(__name__)
 
 PAGE: Final = 200
-AFTER_ERROR_S: Final = 0.5
 SUPERSEDED: Final = "superseded"
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """One thing a run has said. Print its `text`, or decode its `json()`."""
+    """One thing a run has emitted. Print its `text`, or decode its `json()`."""
 
     cursor: str
-    """`run.stream(after=…)` goes on after this one, whenever and wherever."""
+    """`run.stream(after=…)` continues after this frame, at any time and in any process."""
     kind: str
     """`text`, `json` or `bytes`, unless the handler gave it a label; `superseded` for a turn."""
     attempt: int
@@ -36,20 +35,20 @@ class Frame(Struct, frozen=True, kw_only=True):
     step: str | None = None
     """The step in which it was emitted."""
     live: bool = False
-    """Only for those watching live; it is soon forgotten."""
+    """Only for those watching live; it is deleted soon."""
     superseded: bool = False
-    """A later attempt has taken its place."""
+    """Whether a later attempt has replaced it."""
     is_summary: bool = False
     """A change of the run's summary: `json()` is the patch."""
     take_over: TakeOver | None = None
 
     @property
     def text(self) -> str:
-        """What was said, as text. Empty for a turn or a summary: print the text of every frame."""
+        """What was emitted, as text; empty for turns and summaries, so print every frame."""
         return "" if self.is_summary else self.data.decode(errors="replace")
 
     def json(self) -> object:
-        """What was said, decoded; see `msgspec.json.decode` for one that fits a type."""
+        """What was emitted, decoded; use `msgspec.json.decode` to decode to a type."""
         try:
             value: object = msgspec.json.decode(self.data)
         except msgspec.DecodeError as error:
@@ -67,7 +66,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 
 class Idle(Protocol):
-    """Who knows whether anything happens by itself."""
+    """Knows whether anything happens without a test driving it."""
 
     happens: bool
 
@@ -75,7 +74,7 @@ class Idle(Protocol):
 
 
 class Follower:
-    """Reads on where it has stopped. It holds one page: a slow reader delays nobody."""
+    """Reads page after page. It holds one page at a time, so a slow reader delays nobody."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Follower:
         self._visibility = Visibility.ALL if live else Visibility.EXCLUDE_BEST_EFFORT
         self._ended = False
         self._told: set[tuple[int, str | None]] = set()
-        """Attempts and steps of what was passed on: whether a later attempt drops any of it."""
+        """Attempts and steps of the frames passed on, to see whether a later attempt drops any."""
         try:
             started = read_execution_cursor(self._after)
         except InvalidInput:
@@ -120,7 +119,7 @@ class Follower:
             try:
                 page = await self._page(BLOCK_MS_MAX if idle.happens else 0)
             except ASK_AGAIN as error:
-                log.log(level_of(error), "could not read on; trying again: %s", error)
+                log.log(level_of(error), "could not continue reading; trying again: %s", error)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
             self._ended = page.is_end

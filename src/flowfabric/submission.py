@@ -2,9 +2,9 @@
 
 Submissions of one process that happen at nearly the same time are committed
 together. Each is checked before it joins the others, so that a bad one is
-refused alone and before anything is written. One whose key or id is being decided
-in another open transaction leaves the others and waits by itself, without
-a connection.
+refused alone and before anything is written. A submission whose key or id is being decided
+in another open transaction leaves its group and waits alone, without holding a
+connection.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.batching import GroupCommit
@@ -31,7 +30,7 @@ from flowfabric.core.results import CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.limits import BoundArguments, Limit, check_limits
 from flowfabric.outages import everything_within, statements_within
-from flowfabric.task import OPTION_NAMES, Arguments, Call, Source, Task, check_budgets
+from flowfabric.task import Call, Task, check_budgets
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +50,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def has_terms(self) -> bool:
-        """Whether something about the execution itself is said, beside its id and key."""
+        """Whether an option changes the execution itself, not just its id or key."""
         said = (self.priority, self.lane, self.delay, self.deadline)
         return bool(self.tags or self.budget) or any(each is not None for each in said)
 
@@ -61,6 +60,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.strict or not (self.idempotency_key is None and self.execution_id is None)
 
 
+OPTION_NAMES: Final = frozenset(Options.__struct_fields__)
 NO_OPTIONS: Final = Options()
 NO_ARGUMENTS: Final = BoundArguments({})
 
@@ -68,13 +68,15 @@ NO_ARGUMENTS: Final = BoundArguments({})
 def read_submission(
     what: object, args: Sequence[object], given: Mapping[str, object]
 ) -> tuple[Call[object], Options]:
-    """Tell the task's own arguments from what is said about the submission."""
+    """Separate the task's arguments from the options of the submission."""
     if isinstance(what, Call):
         if args:
             raise errors.InvalidInput("submit", "a call has its arguments already")
         return what, check_options(given)
     if not isinstance(what, Task):
-        raise errors.InvalidInput("submit", "takes what @app.task made, or a call of it", what)
+        raise errors.InvalidInput(
+            "submit", "takes a task (what @app.task returns) or a call of one", what
+        )
     if not given:
         return Call(what, what.arguments.encode(args, given)), NO_OPTIONS
     options = {name: value for name, value in given.items() if name in OPTION_NAMES}
@@ -108,7 +110,7 @@ def check_options(given: Mapping[str, object]) -> Options:
 def request_of(
     call: Call[object], options: Options, namespace: str, *, limited: bool = True
 ) -> NewExecution:
-    """What a call asks for; without its limits unless `limited`."""
+    """The execution a call asks for; without limits unless `limited`."""
     _check_namespace(call.task, namespace)
     settings = call.task.settings
     return NewExecution(
@@ -132,12 +134,12 @@ def request_of(
 
 
 def _check_namespace(task: Task[..., object], namespace: str) -> None:
-    """No worker of the namespace would know it, or one would run another of that name."""
+    """Refuse a task of another namespace: workers here lack it, or have another of that name."""
     if task.namespaces and namespace not in task.namespaces:
         theirs = ", ".join(sorted(task.namespaces))
         raise errors.InvalidInput(
             "task",
-            f"{task.name} is a task of namespace {theirs!r}, and this app is of {namespace!r};"
+            f"{task.name} is a task of namespace {theirs!r}, and this app is in {namespace!r};"
             " submit it through its own app, or let this one adopt that: app.adopt(other)",
         )
 
@@ -154,7 +156,7 @@ def limit_uses(call: Call[object], options: Options, namespace: str) -> tuple[Li
 
 
 def _bound(call: Call[object], limits: Sequence[Limit]) -> BoundArguments:
-    """What keys are made from."""
+    """The arguments that limit keys are made from."""
     keys = [each.key for each in limits if each.key is not None]
     if not keys:
         return NO_ARGUMENTS
@@ -180,15 +182,15 @@ def policy_of(task: Task[..., object], options: Options, namespace: str) -> Exec
 
 
 TERMS_KEPT: Final = 1_024
-"""Of how many tasks it is remembered what their submissions have in common."""
+"""For how many tasks the checked terms of a submission are cached."""
 LIMITED_TERMS_KEPT: Final = 16_384
-"""The same of values of keys."""
+"""The same, by the values of limit keys."""
 SUBMIT_PATIENCE_S: Final = 10.0
-"""How long a try to store submissions may take, the wait for a connection included."""
+"""How long one attempt to store submissions may take, including the wait for a connection."""
 MANY_PATIENCE_S: Final = SUBMIT_PATIENCE_S + KEY_WAIT_MS / 1_000
-"""How long a statement of `submit_many` may take, which may wait for keys as well."""
+"""How long a statement of `submit_many` may take; it may also have to wait for keys."""
 GROUP_KEY_WAIT_MS: Final = 100
-"""How long the others of a group wait with one whose key is being decided elsewhere."""
+"""How long a group waits for a submission whose key is being decided elsewhere."""
 ALONE_KEY_WAIT_MS: Final = 20
 ASK_AGAIN_S: Final = 0.1
 ASKING_MAX: Final = 2
@@ -213,7 +215,7 @@ class Submissions:
         namespace: str,
         parent: ExecutionId | None = None,
     ) -> list[Checked]:
-        """What the calls ask for; what they have in common is checked once."""
+        """Check the calls; what they have in common is checked once."""
         usual = self._usual_terms
         if options is NO_OPTIONS and parent is None:
             return self._engine.check_payloads(
@@ -262,7 +264,7 @@ class Submissions:
     def _under_limits(
         self, terms: Terms, call: Call[object], options: Options, namespace: str
     ) -> Terms:
-        """The terms of one call. Those of a task that have the same keys share theirs."""
+        """The terms of one call, shared by calls of a task that have the same limit keys."""
         if options.limits or options.has_terms:
             uses = limit_uses(call, options, namespace)
             return with_limits(terms, uses) if uses else terms
@@ -288,7 +290,7 @@ class Submissions:
             return await self._wait_apart(checked)
 
     async def _wait_apart(self, checked: Checked) -> CreateResult:
-        """Ask again and again, for as long as a submission may wait for its key."""
+        """Retry for as long as a submission may wait for its key."""
         deadline_s = time.monotonic() + KEY_WAIT_MS / 1_000
         key = _decided_by(checked)
         self._undecided[key] += 1
@@ -330,12 +332,12 @@ class Submissions:
 
 
 def _decided_by(checked: Checked) -> tuple[str, str]:
-    """What a submission may have in common with another."""
+    """The key or id by which another submission may be the same."""
     return checked.terms.namespace, checked.idempotency_key or checked.execution_id
 
 
 def child_id(engine: Engine, parent: ExecutionId, call: str) -> ExecutionId:
-    """The id of what a handler submits by one of its calls: the same in every run.
+    """The id of the execution that one call of a handler submits: the same in every run.
 
     If the parent's id follows from a name, so does this one, and for the same owner.
     """
@@ -347,121 +349,3 @@ def child_id(engine: Engine, parent: ExecutionId, call: str) -> ExecutionId:
         else ids.marked_uuid(mark, digest.hexdigest())
     )
     return ids.solo_execution_id(uuid, engine.deployment.partitions)
-
-
-# Results of other executions as arguments -----------------------------------
-#
-# A task in a flow may have arguments that nobody knows when it is stored: results of
-# other tasks. Its payload then says which parameter gets the result of which of them,
-# and the worker puts them in when it runs the task.
-
-JSON_WITH_INPUTS: Final = "json+inputs"
-"""The encoding of a payload that has to be completed."""
-
-
-class Incomplete(Struct, frozen=True):
-    """A payload some of whose arguments are still to come."""
-
-    arguments: dict[str, msgspec.Raw]
-    inputs: dict[str, str | list[str]]
-    """By parameter: the name of a result, or those of several, which come as a list."""
-
-
-class Composed(Struct, frozen=True):
-    payload: bytes
-    payload_encoding: str
-    passed: tuple[Source, ...]
-    """Whose results are passed on."""
-
-
-_DECODER: Final = msgspec.json.Decoder(Incomplete)
-
-
-def compose(
-    task: Task[..., object],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    join: Sequence[Source] | None = None,
-    *,
-    some_may_be_missing: bool = False,
-) -> Composed:
-    """A payload of arguments some of which are sources.
-
-    The results of `join` go as a list to the first required parameter that has no
-    argument, or to `*args`; without such a parameter they are not passed on.
-    """
-    arguments = task.arguments
-    given = arguments.bind_some(args, kwargs)
-    if join is not None:
-        taker = _taker(arguments, given)
-        if taker is not None:
-            given[taker] = list(join)
-    for name in arguments.required:
-        if name not in given:
-            raise errors.InvalidInput(f"argument {name} of {task.name}", "is missing")
-    sources = {name: found for name, value in given.items() if (found := _sources(name, value))}
-    if not sources:
-        return Composed(arguments.encode_some(given), JSON, ())
-    if some_may_be_missing:
-        _check_may_miss(task, sources)
-    plain = arguments.encode_some({n: value for n, value in given.items() if n not in sources})
-    payload = Incomplete(
-        arguments=msgspec.json.decode(plain, type=dict[str, msgspec.Raw]),
-        inputs={
-            name: found.name if isinstance(found, Source) else [each.name for each in found]
-            for name, found in sources.items()
-        },
-    )
-    passed: dict[str, Source] = {}
-    for found in sources.values():
-        passed |= {each.name: each for each in ([found] if isinstance(found, Source) else found)}
-    return Composed(msgspec.json.encode(payload), JSON_WITH_INPUTS, tuple(passed.values()))
-
-
-def _taker(arguments: Arguments, given: Mapping[str, object]) -> str | None:
-    for name in (*arguments.required, arguments.rest()):
-        if name is not None and name not in given:
-            return name
-    return None
-
-
-def _sources(name: str, value: object) -> Source | list[Source] | None:
-    if isinstance(value, Source):
-        return value
-    if not isinstance(value, list | tuple):
-        return None
-    found = [each for each in value if isinstance(each, Source)]
-    if found and len(found) < len(value):
-        raise errors.InvalidInput(
-            f"argument {name}",
-            "mixes nodes with other values; give the other values as an argument of their own",
-        )
-    return found or None
-
-
-def _check_may_miss(task: Task[..., object], sources: Mapping[str, Source | list[Source]]) -> None:
-    for name, found in sources.items():
-        if isinstance(found, Source) and not task.arguments.takes_none(name):
-            raise errors.InvalidInput(
-                f"argument {name} of {task.name}",
-                f"may have no value, for the task may run without {found.name}; let it be"
-                " None or have a default, or use `join`",
-            )
-
-
-def complete(task: Task[..., object], payload: bytes, results: Mapping[str, bytes | None]) -> bytes:
-    """The payload with results put in. A missing one is omitted, or null."""
-    try:
-        incomplete = _DECODER.decode(payload)
-    except msgspec.DecodeError as error:
-        raise errors.InvalidInput(
-            f"payload of {task.name}", f"is not {JSON_WITH_INPUTS}: {error}"
-        ) from None
-    values = dict(incomplete.arguments)
-    for parameter, source in incomplete.inputs.items():
-        if isinstance(source, list):
-            came = [results[name] or b"null" for name in source if name in results]
-            values[parameter] = msgspec.Raw(b"[" + b",".join(came) + b"]")
-        elif source in results or parameter in task.arguments.required:
-            values[parameter] = msgspec.Raw(results.get(source) or b"null")
-    return msgspec.json.encode(values)

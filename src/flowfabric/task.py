@@ -1,9 +1,9 @@
 """Tasks: functions with a name, and how their arguments and results are stored.
 
 A task's arguments are stored as a JSON object with one member per parameter and
-decoded by the function's annotations; whatever msgspec can decode may be a
-parameter. A mismatch names the argument, on both sides: when the work is
-submitted and when it is run.
+decoded by the function's annotations; a parameter may have any type that msgspec can
+decode. A mismatch is reported with the argument's name, both when the task is submitted
+and when it runs.
 """
 
 import inspect
@@ -26,7 +26,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
 from flowfabric.limits import BoundArguments, KeySource, Limit, SlotFate, check_keys, limits_of
 
-# Parameters that the worker fills in: what `app.provide` has been told to make
+# Parameters that the worker fills in, with resources from `app.provide`
 #
 #     app.provide(Database, open_database)
 #
@@ -34,8 +34,8 @@ from flowfabric.limits import BoundArguments, KeySource, Limit, SlotFate, check_
 #     async def publish(ctx: Context, article_id: int, db: Database) -> None: ...
 #
 # A parameter is filled in when its annotation is exactly a class that was provided before the
-# task was declared, or when its default is `provided(Class)`, which type checkers like
-# better: to them such a parameter may be left out. All others are arguments.
+# task was declared, or when its default is `provided(Class)`, which type checkers prefer:
+# they see that callers may omit it. All other parameters are arguments.
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class _ResourceHolder:
 
 def provided(kind: type[T]) -> T:
     """As a default, `db: Database = provided(Database)`: filled in by the worker."""
-    # A marker that is typed as what will be in its place.
+    # A marker, typed as the resource that replaces it.
     marker: T = getattr(_ResourceHolder(Provided(kind)), "value")  # noqa: B009
     return marker
 
@@ -65,7 +65,7 @@ def resources_of(
     hints: Mapping[str, object],
     kinds: AbstractSet[type],
 ) -> dict[str, type]:
-    """The parameters that are filled in, with what by."""
+    """The parameters that the worker fills in, each with the class of its resource."""
     found: dict[str, type] = {}
     for parameter in parameters:
         hint = hints.get(parameter.name)
@@ -76,18 +76,19 @@ def resources_of(
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and found:
             raise InvalidInput(
                 f"argument *{parameter.name} of {name}",
-                f"comes after {next(iter(found))}, which is filled in; put that behind it",
+                f"must come before {next(iter(found))}, which the worker fills in",
             )
     for each in parameters:
         if each.name in found and each.kind is inspect.Parameter.POSITIONAL_ONLY:
             raise InvalidInput(
-                f"argument {each.name} of {name}", "is filled in by name; put it behind the `/`"
+                f"argument {each.name} of {name}",
+                "is filled in by the worker and cannot be positional-only; move it after the `/`",
             )
     return found
 
 
 def names_are_known(function: Callable[..., object]) -> bool:
-    """Whether all that its annotations name exists already; the module may be half-way through."""
+    """Whether every name in its annotations exists yet; its module may still be loading."""
     try:
         typing.get_type_hints(function)
     except NameError:
@@ -117,7 +118,7 @@ class Retry:
     never_on: type[BaseException] | Iterable[type[BaseException]] = ()
 
     def __post_init__(self) -> None:
-        """A mistake that only a failure brings to light would hide that failure."""
+        """Check now: an error raised while handling a failure would hide that failure."""
         checks.check_int("retry.max_retries", self.max_retries, 0, policies.COUNT_MAX)
         checks.check_bool("retry.jitter", self.jitter)
         multiplier: object = self.multiplier
@@ -160,12 +161,12 @@ R_co = TypeVar("R_co", covariant=True)
 
 _BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SOURCE_DEPTH_MAX: Final = 4
-"""How deep in arguments a misplaced node is looked for, to say what to do with it."""
+"""How deep in arguments to look for a misplaced node, to say what to do with it."""
 Executor = Literal["thread", "process"]
 
 
 class HandlerContext:
-    """What marks the first parameter of a handler that wants its context."""
+    """The base of `Context`: a first parameter of this type gets the handler's context."""
 
 
 class Source:
@@ -176,7 +177,7 @@ class Source:
 
 
 class SubmitOptions(TypedDict, total=False):
-    """What may be said about one submission; the task's own settings serve otherwise."""
+    """Options of one submission; the defaults are the task's own settings."""
 
     priority: int
     lane: str
@@ -190,19 +191,16 @@ class SubmitOptions(TypedDict, total=False):
     """Expire unless it has ended this long from now."""
     execution_id: str
     budget: str | Sequence[str]
-    """Not to be started while this budget, or one of these, is used up; beside the task's own."""
+    """Do not start while this budget, or one of these, is used up; added to the task's own."""
     connection: object
     """Take part in the transaction of this connection; see `App.submit`."""
     limits: Sequence[Limit]
-    """Under these limits, beside those of the task."""
-
-
-OPTION_NAMES: Final = frozenset(SubmitOptions.__annotations__)
+    """Apply these limits in addition to the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """What a task's executions are created with, unless a submission says otherwise."""
+    """The settings of a task's executions, unless a submission overrides them."""
 
     lane: str = "default"
     retry: Retry | None = None
@@ -221,7 +219,7 @@ class TaskSettings:
     limits: Sequence[Limit] = ()
 
     def __post_init__(self) -> None:
-        """Refuse by its name what is not checked with the policy."""
+        """Check the settings that `policy` does not."""
         retry: object = self.retry
         if not isinstance(retry, Retry | None):
             raise InvalidInput("retry", "must be a Retry, such as Retry(max_retries=3)", retry)
@@ -239,7 +237,7 @@ class TaskSettings:
 
     @cached_property
     def policy(self) -> policies.ExecutionPolicy | None:
-        """None when everything is as it would be anyway."""
+        """None if every setting is the default."""
         timeout_ms = policies.optional_duration_ms("timeout", self.timeout)
         required = checks.check_required(list(self.capabilities))
         retention = policies.RetentionPolicy(
@@ -267,7 +265,7 @@ class TaskSettings:
 
 
 def check_budgets(given: object) -> tuple[str, ...]:
-    """The name of a budget, or those of several, each once."""
+    """The names of one or several budgets, without duplicates."""
     names = [given] if isinstance(given, str) else given
     checks.check_names("budget", names)
     assert isinstance(names, Iterable)
@@ -288,7 +286,7 @@ class Call(Generic[R_co]):
 
 
 class Task(Generic[P, R_co]):
-    """A named function that can be submitted. Calling it makes a `Call`, it runs nothing.
+    """A named function that can be submitted. Calling it returns a `Call` and runs nothing.
 
     The function itself is `task.function`.
     """
@@ -309,7 +307,7 @@ class Task(Generic[P, R_co]):
         self.owner: object = None
         """The app it was declared on."""
         self.namespaces: set[str] = set()
-        """Those of the apps that have it."""
+        """The namespaces of the apps that have it."""
         self.function = function
         self.settings = settings
         self.is_async = inspect.iscoroutinefunction(function)
@@ -330,7 +328,7 @@ class Task(Generic[P, R_co]):
             settings.while_suspended,
             settings.limits,
         )
-        """Those it is under, its own first."""
+        """The limits of its runs, its own first."""
         if names_are_known(function):
             check_keys(self.name, self.limits, self.arguments)
             if self.arguments.resources and settings.executor == "process":
@@ -356,7 +354,7 @@ class Task(Generic[P, R_co]):
         return result_codec(self.function)
 
     def encode_result(self, value: object) -> bytes:
-        """The result as it is stored; one that nobody could read by the annotation is refused."""
+        """The result as it is stored. One that does not fit the return annotation is refused."""
         data = encode_value(f"the result of {self.name}", value)
         self.decode_result(data)
         return data
@@ -381,7 +379,7 @@ class Bound(NamedTuple):
 
 
 def _asks_for_context(function: Callable[..., object]) -> bool:
-    """Told from the annotation as it is written: names in it may not be defined yet."""
+    """Judge by the annotation's text: names in it may not be defined yet."""
     parameters = list(inspect.signature(function).parameters.values())
     first: object = parameters[0].annotation if parameters else None
     if isinstance(first, str):
@@ -399,7 +397,7 @@ class Arguments:
     def __init__(
         self, name: str, function: Callable[..., object], kinds: AbstractSet[type] = frozenset()
     ) -> None:
-        """`kinds` are those of the resources there are; see `flowfabric.task`."""
+        """`kinds` are the classes of the resources that were provided."""
         self._name = name
         parameters = list(inspect.signature(function).parameters.values())
         hints = resolve_hints(function)
@@ -417,10 +415,10 @@ class Arguments:
             if _is_context(hints.get(each.name)):
                 raise InvalidInput(
                     f"argument {each.name} of {name}",
-                    f"is the context, which comes first: def {name}({each.name}: Context, …)",
+                    f"is the context, which must come first: def {name}({each.name}: Context, …)",
                 )
         self.resources = resources_of(name, parameters, hints, kinds)
-        """Parameters the worker fills in, with what by."""
+        """Parameters the worker fills in, each with the class of its resource."""
         order = [parameter.name for parameter in parameters]
         places = [order.index(each) for each in self.resources]
         self._by_name = frozenset(order[min(places) :] if places else ())
@@ -442,7 +440,7 @@ class Arguments:
     def encode(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
         names = self.names
         if self._all_by_place and not kwargs and len(self.required) <= len(args) <= len(names):
-            # Python's own way to bind them is general, and slow.
+            # Python's own binding is general, and slow.
             return self._encode(dict(zip(names, args, strict=False)), self._decoder)
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -458,7 +456,7 @@ class Arguments:
             raise InvalidInput(f"arguments of {self._name}", str(error)) from None
 
     def encode_some(self, values: Mapping[str, object]) -> bytes:
-        """Some arguments, checked by themselves; the others are not known yet."""
+        """Encode the arguments known so far, each checked alone."""
         names = frozenset(values)
         if names not in self._decoders:
             parameters = [
@@ -470,7 +468,7 @@ class Arguments:
     def _encode(
         self, values: Mapping[str, object], decoder: "msgspec.json.Decoder[msgspec.Struct]"
     ) -> bytes:
-        """The arguments as they are stored; a refusal names the one that cannot be."""
+        """The arguments as they are stored. An error names the argument that cannot be stored."""
         try:
             payload = encode_value(f"arguments of {self._name}", values)
             decoder.decode(payload)
@@ -506,7 +504,7 @@ class Arguments:
 
     @property
     def positional(self) -> tuple[str, ...]:
-        """Those that are passed by position; none if some are not, or any number may be."""
+        """The parameters if all can be passed by position and their number is fixed, else none."""
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = self._signature.parameters
         return self.names if all(parameters[n].kind in by_position for n in self.names) else ()
@@ -580,7 +578,7 @@ class Arguments:
         return BoundArguments(by_name, bound.args, bound.kwargs)
 
     def _refusal(self, problem: str) -> InvalidInput:
-        """Say in the words of the function what msgspec says of the object."""
+        """Turn what msgspec says about the object into words about the function's arguments."""
         problem, _, path = problem.partition(" - at `")
         if "missing required field" in problem:
             missing = problem.partition("`")[2].rstrip("`")
@@ -597,7 +595,7 @@ class Arguments:
 
 
 def _source_in(value: object, depth: int = SOURCE_DEPTH_MAX) -> Source | None:
-    """A node in a value, or in the lists, sets and dicts of it."""
+    """The first node in a value, also inside its lists, sets and dicts."""
     if isinstance(value, Source):
         return value
     if depth == 0 or not isinstance(value, list | tuple | set | frozenset | dict):
@@ -636,7 +634,7 @@ def _decoder(
 def _field(
     parameter: inspect.Parameter, kind: object
 ) -> tuple[str, type] | tuple[str, type, msgspec.UnsetType]:
-    """A member of the object; unset when the caller left the argument out."""
+    """A member of the object; unset if the caller omitted the argument."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         kind = types.GenericAlias(list, (kind,))
     elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -647,7 +645,7 @@ def _field(
 
 
 def _as_type(kind: object) -> type:
-    """Annotations are more than types to Python and exactly types to msgspec."""
+    """Annotations as msgspec takes them: it accepts only types, Python accepts more."""
     annotation: type = getattr(_Holder(kind), "kind")  # noqa: B009
     return annotation
 
@@ -688,11 +686,11 @@ def result_codec(function: Callable[..., object]) -> ResultCodec:
     try:
         return _codec_of(kind, name)
     except TypeError:
-        # What `Annotated` has in it may have no hash.
+        # The metadata of `Annotated` may not be hashable.
         return _codec_of.__wrapped__(kind, name)
 
 
-# By what it returns: a function inside of a handler is another object in every run.
+# Cached by return type: a function defined inside a handler is a new object in every run.
 @lru_cache(maxsize=1024)
 def _codec_of(kind: object, function: str) -> ResultCodec:
     check_storable(f"the result of {function}", kind)

@@ -1,10 +1,10 @@
 """The one way from us to a terminal.
 
-Every text passes `Console.render`, whatever prints it and however deep in a table it lies,
-and there it becomes visible: nothing a database holds can act on the terminal, and nobody
-who prints has to think of it. A line stays a line as well, since text from outside could
-forge another; what shall have several is printed line by line, as a `block` where nothing
-else is printed, and `Indented` where it is.
+Every text passes `Console.render`, whatever prints it and however deep in a table it is, and
+its control characters are escaped there: nothing in a database can control the terminal, and
+callers need not think of it. A text also stays on one line, since a second line could
+imitate our output. Text of several lines is printed as a `block` if nothing else is printed,
+and as `Indented` otherwise.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ INDENT: Final = "  "
 
 
 class Console(console.Console):
-    """A console that shows text and obeys none."""
+    """A console that escapes control characters."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -39,7 +39,7 @@ def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 def safe(text: Text | str, style: str | Style = "") -> Text:
-    """The same text, visible and on one line, in the same colours."""
+    """The same text in the same colours, escaped and on one line."""
     if isinstance(text, str):
         return Text(visible(text), style=style)
     if is_visible(text.plain):
@@ -58,9 +58,9 @@ def safe(text: Text | str, style: str | Style = "") -> Text:
 
 
 class Indented:
-    """Text from outside that may have several lines, such as a traceback, among lines of ours.
+    """Foreign text of several lines, such as a traceback, between lines of ours.
 
-    Every line is indented, also where one is wrapped, so that none looks like one of ours.
+    Every line is indented, wrapped ones too, so that none looks like ours.
     """
 
     def __init__(self, text: str, style: str | Style = "") -> None:
@@ -77,5 +77,5 @@ class Indented:
 
 
 def block(text: str, style: str | Style = "") -> Group:
-    """Text from outside that may have several lines, such as the result that was asked for."""
+    """Foreign text of several lines, such as the result that was asked for."""
     return Group(*(Text(line, style=style) for line in visible_lines(text)))

@@ -37,7 +37,7 @@ T = TypeVar("T")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 ROUNDS_MAX: Final = 10_000
-"""How often `drain` looks for more before it takes the work for endless."""
+"""How often `drain` looks for more work before it gives up."""
 PAGE: Final = 1_000
 UNENDED: Final = tuple(sorted(set(PublicState) - TERMINAL_STATES))
 UNENDED_NAMED_MAX: Final = 5
@@ -50,7 +50,7 @@ class SettableClock:
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = check_time("start_ms", start_ms)
-        # A store reads its clock on a thread of its own.
+        # A store reads its clock on its own thread.
         self._lock = Lock()
 
     def now_ms(self) -> int:
@@ -86,7 +86,7 @@ class SettableClock:
 
 
 class LocalEndings(Endings):
-    """The ends of executions that only `drain` brings about: none is waited for in vain."""
+    """Ends of executions, which only `drain` brings about: a wait that cannot succeed raises."""
 
     happens = False
 
@@ -104,7 +104,7 @@ class LocalEndings(Endings):
                 raise NotFound("execution", execution_id)
             if await self.is_idle():
                 why = await self._local.explain_execution(execution_id)
-                # What lacks a worker waits for `drain`.
+                # No worker runs here: it waits for `drain`.
                 now = "It is ready." if why.cause is Cause.NO_WORKER else why.sentence
                 raise ExecutionNotTerminal(
                     f"{why.own_id or uuid_of(execution_id)} has not ended, and nothing happens by"
@@ -113,7 +113,7 @@ class LocalEndings(Endings):
                 )
 
     async def is_idle(self) -> bool:
-        # A drain that was started together with the wait has its turn first.
+        # Give a drain that was started together with this wait a turn first.
         await asyncio.sleep(0)
         return not await self._drains()
 
@@ -131,7 +131,7 @@ class LocalBlocking(Blocking):
         self._require = require
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
-        """On the test's event loop; if that is the caller's own, it stands still meanwhile."""
+        """Run it on the test's event loop; if that is the caller's own, the loop stands still."""
         loop = self._require().loop
         if loop.is_running() and not _is_running_here(loop):
             return asyncio.run_coroutine_threadsafe(work, loop).result()
@@ -140,7 +140,7 @@ class LocalBlocking(Blocking):
 
     def _open(self) -> Opened:
         opened = self._require()
-        # Not those of the loop: whatever they have under way may be waiting for the caller.
+        # Not the submissions of the loop: those under way may be waiting for the caller.
         return replace(opened, submissions=Submissions(opened.engine), again=None)
 
 
@@ -156,11 +156,11 @@ def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 class LocalApp(App):
-    """An app on a database in memory that runs its work when told to.
+    """An app on a database in memory whose work runs when the test says so.
 
     Nothing happens by itself: `drain` runs what is ready and applies what is due by
-    the clock, so that a test decides when anything happens. While it is open it stands in
-    for the apps whose tasks it runs: whatever they are asked to do happens here.
+    the clock, so the test decides when anything happens. While it is open it replaces the
+    apps whose tasks it runs: it handles all calls made to them.
     """
 
     def __init__(self, of: App | None = None, clock: SettableClock | None = None) -> None:
@@ -177,7 +177,7 @@ class LocalApp(App):
             self.adopt(of)
 
     def meet(self, task: Task[..., object]) -> None:
-        """Adopt the app of a task that is submitted without having been adopted."""
+        """Adopt the app of a submitted task, unless that has been done."""
         if task.kind not in self.tasks and isinstance(task.owner, App):
             self.adopt(task.owner)
 
@@ -197,8 +197,8 @@ class LocalApp(App):
         return opened
 
     async def _wait_for_drains(self) -> bool:
-        """Until nothing is being run; False when nothing was."""
-        # A wait on another loop keeps this one, and with it every drain, from going on.
+        """Wait until no drain is running; False if none was."""
+        # A wait on another loop blocks this one, and with it every drain.
         if not self._drains or not self._is_here():
             return False
         await self._drained.wait()
@@ -214,7 +214,7 @@ class LocalApp(App):
         return LocalBlocking(self._require, self.namespace, self.meet)
 
     async def _pause(self, seconds: float) -> None:
-        """What waits in place takes its time from the clock."""
+        """A wait in place moves the clock."""
         self.clock.advance(ms=round(seconds * 1_000))
         await asyncio.sleep(0)
 
@@ -222,16 +222,16 @@ class LocalApp(App):
         self.clock.advance(ms=max(0, at_ms - self.clock.now_ms()))
 
     async def drain(self, *, skip_time: bool = False, patience: Duration = PATIENCE) -> int:
-        """Run everything that is ready, and what becomes ready by that; return how much ran.
+        """Run everything that is ready or becomes ready by that; return how many attempts ran.
 
         Retries, sleeps and timeouts wait for the clock, unless `skip_time` moves it to
-        whatever is due next until nothing is left. The retries of a step wait in place: they
-        move the clock. Schedules count from the start and always wait for the clock: they
+        whatever is due next until nothing is left. The retries of a step wait in place and
+        move the clock. Schedules start with the app and always wait for the clock, since they
         never end.
 
-        Handlers that take longer than `patience`, by the machine's clock, wait for something
-        outside: those with a `timeout` meet it, which moves the clock; for the others this
-        raises `OperationTimeout`, and they are ready again. Cancelling this ends all of them.
+        A handler that takes longer than `patience`, by the machine's clock, waits for something
+        outside. If it has a `timeout`, the clock moves there and it times out; otherwise this
+        raises `OperationTimeout`, and it is ready again. Cancelling this ends all handlers.
         """
         patience_s = duration_ms("patience", patience) / 1_000
         self._drains += 1
@@ -265,7 +265,7 @@ class LocalApp(App):
                 acted = await run_due(opened.engine)
                 now = await worker.run_ready(patience_s)
                 ran += now
-                # What a flow's endings do to others ends others in turn.
+                # The end of a flow's node may end others, and so on.
                 settled = not any(acted.get(name) for name in URGENT.values())
                 if now == 0 and settled and not (skip_time and await self._skip_to_next()):
                     return ran
@@ -276,7 +276,7 @@ class LocalApp(App):
         raise OperationTimeout("drain: the work does not end and", took_ms, why)
 
     async def _unended(self) -> str:
-        """What has not ended, for people."""
+        """The executions that have not ended, for people."""
         page = await self.engine.find_executions(
             ExecutionFilter(states=UNENDED), limit=UNENDED_NAMED_MAX
         )
@@ -296,7 +296,7 @@ class LocalApp(App):
         return arguments
 
     async def _skip_to_next(self) -> bool:
-        """Move the clock to what is due next among the work itself; tell whether there is any."""
+        """Move the clock to when work is due next; return whether there is any."""
         waits = await self.engine.next_due()
         work = [
             waits[name]
@@ -313,7 +313,7 @@ class LocalApp(App):
         return True
 
     async def _waits_for_budget(self) -> bool:
-        """Whether a reset lets anything start. Without that, resets go on for ever."""
+        """Whether a reset lets anything start; otherwise resets would go on for ever."""
         ready = ExecutionFilter(states=(PublicState.WAITING,))
         page = await self.engine.find_executions(ready, limit=PAGE)
         return any(
@@ -335,7 +335,7 @@ async def engine(
 ) -> AsyncIterator[LocalApp]:
     """An open `LocalApp`: `async with testing.engine(clock, app=shop.app) as app: …`.
 
-    Until the end of the block whatever uses `shop.app` does so on the database of the test.
+    Inside the block, everything that uses `shop.app` uses the test's database.
     """
     async with LocalApp(app, clock) as local:
         yield local

@@ -4,6 +4,7 @@ import asyncio
 import signal
 import socket
 from asyncio.subprocess import Process
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -35,9 +36,15 @@ async def linger(ctx: Context) -> str:
 """
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
+def free_port(count: int = 1) -> int:
+    """The first of so many ports, one after the other, that nobody listens on."""
+    while True:
+        with ExitStack() as listening, suppress(OSError):
+            first = listening.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = int(first.getsockname()[1])
+            for more in range(1, count):
+                listening.enter_context(socket.create_server(("127.0.0.1", port + more)))
+            return port
 
 
 async def asked(port: int, path: str) -> int:
@@ -87,7 +94,7 @@ async def test_a_worker_is_ready_while_it_reaches_its_database_and_takes_work(
 
 
 async def test_each_of_several_processes_has_a_port(folder: Path, processes: list[Process]) -> None:
-    port = free_port()
+    port = free_port(2)
     (folder / "shop.py").write_text(PROGRAM.replace("URL", "sqlite:///shop.db"))
     arguments = ("--processes", "2", f"--health-port={port}")
     worker = await start(processes, folder, "worker", "shop:app", *arguments)

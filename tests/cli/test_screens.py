@@ -3,10 +3,14 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.cli.executions import ended_at_ms
 from flowfabric.cli.screen import REMARK, ScreenColumn, fit, fixed, flexible, right
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.ids import ExecutionId
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import FailureClass
+from flowfabric.core.views import step_view
 from tests.cli.command import COMMAND, run_on_terminal
 
 REASON = "HTTPStatusError: Server error '503 Service Unavailable' for url 'https://example.org/p'"
@@ -135,3 +139,20 @@ def test_a_column_keeps_the_room_it_needs_before_the_remark() -> None:
     assert fit(columns, [30, 12, 10, 40], 60) == [20, 12, 5, 17]
     assert fit(columns, [8, 12, 10, 40], 50) == [8, 12, 5, 19]
     assert fit(columns, [30, 12, 10, 40], 30) == [9, 12, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("wake_at_ms", "ended_ms"),
+    [
+        pytest.param(None, 100, id="a step ends when it is stored"),
+        pytest.param(200, 200, id="a sleep is stored when it begins"),
+        pytest.param(301, None, id="a sleep that goes on has not ended"),
+    ],
+)
+def test_a_step_is_shown_with_when_it_ended(wake_at_ms: int | None, ended_ms: int | None) -> None:
+    kind = StepKind.CALL if wake_at_ms is None else StepKind.SLEEP
+    step = Step(
+        partition_key=1, execution_id=ExecutionId("e"), step_key="s", kind=kind,
+        recorded_at_ms=100, wake_at_ms=wake_at_ms, attempt_index=0
+    )  # fmt: skip
+    assert ended_at_ms(step_view(step), now_ms=300) == ended_ms

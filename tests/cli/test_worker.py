@@ -16,7 +16,7 @@ import pytest
 from flowfabric import App, connect
 from flowfabric.cli import screen
 from flowfabric.cli.options import parts_of
-from flowfabric.cli.worker import greet
+from flowfabric.cli.running import greet
 from flowfabric.worker.worker import WorkerSettings
 from tests.cli.command import COMMAND, Ran, environment, run
 from tests.silence import Network

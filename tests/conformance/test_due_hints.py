@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from flowfabric import Engine, reconcilers
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC
+from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, ready_topic
 from tests.conformance.given import WORKER, Given
 
 PATIENCE_S = 10.0
@@ -46,3 +46,19 @@ async def test_what_becomes_due_while_they_work_is_not_taken_for_what_others_hol
         for _ in range(20):
             found = await engine.claim("default", max_wait_ms=int(PATIENCE_S * 1_000), **WORKER)
             assert found is not None
+
+
+async def test_a_repeated_signal_wakes_workers_whose_claim_passed_the_locked_row_by(
+    engine: Engine, given: Given
+) -> None:
+    execution_id = (await given.suspended()).execution_id
+
+    async def click() -> None:
+        await engine.deliver_operator_signal(
+            execution_id, "gate", signal_name="gate", idempotency_key="click"
+        )
+
+    await click()
+    with engine.store.hints([ready_topic("default")]) as hints:
+        await click()
+        assert await hints.wait(PATIENCE_S)

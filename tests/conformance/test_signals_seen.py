@@ -10,7 +10,7 @@ from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
-from flowfabric.engine.waitpoints import PastRuns, ResumeSignal
+from flowfabric.engine.waitpoints import PastRuns, ResumeSignal, claimed_progress
 from flowfabric.errors import InvalidInput, InvalidToken, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.given import UNKNOWN_ID, Given
@@ -190,6 +190,8 @@ async def test_the_next_run_finds_steps_and_the_last_pause_together(
     assert [step.step_key for step in progress.steps] == ["one", "two"]
     assert progress.pause is not None
     assert [each.payload for each in progress.pause.signals] == [b"approved", b"approved too"]
+    told = (await given.taken()).progress
+    assert told is None or claimed_progress(told) == progress
 
 
 async def test_an_execution_that_has_nothing_behind_it_has_no_progress(

@@ -24,6 +24,7 @@ from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, decide_renew
 from flowfabric.core.results import Claimed
 from flowfabric.core.transitions import Changes, Refusal, Subject
 from flowfabric.engine.unit import fence_of, lease_columns
+from flowfabric.engine.waitpoints import claimed_progress
 from flowfabric.store.base import Parameter, Row
 from tests.properties.pasts import LANES, Grown, Past, grow, pasts
 from tests.properties.world import Life, Lives, World
@@ -146,7 +147,11 @@ def check_claim(world: World, histories: list[Past], question: Question) -> None
         ids = NewIds(lease_id=claim.lease_id, attempt_id=claim.attempt_id)
         decision = grant_lease(life.subject, WORKER, question.ttl_ms, ids, world.now_ms)
         decided[claim.execution_id] = decision.changes
-        assert claim == told_of(decision.answer, claim.handle.signature, question.ttl_ms, world)
+        told = structs.replace(claim, progress=None)
+        assert told == told_of(decision.answer, claim.handle.signature, question.ttl_ms, world)
+        if claim.progress is not None:
+            progress = world.run(world.engine.read_progress(claim.execution_id))
+            assert claimed_progress(claim.progress) == progress
     check_outcome(world, before, decided)
 
 
@@ -245,7 +250,7 @@ def check_complete(world: World, histories: list[Past], held: list[Grip]) -> Non
             subject, fence, grip.result or None, grip.result_encoding, timing
         ).changes
 
-    rows = run_alone(
+    (row,) = run_alone(
         world,
         "complete_leased",
         results=[grip.result or None for _, grip in pairs],
@@ -253,7 +258,8 @@ def check_complete(world: World, histories: list[Past], held: list[Grip]) -> Non
         **lease_columns(handles),
     )
     sure, decided = decide_each(world, before, handles, decide)
-    assert sorted(int(str(row["position"])) for row in rows) == sure
+    positions = str(row["positions"]).split(",") if row["completed"] else []
+    assert (row["completed"], sorted(map(int, positions))) == (len(sure), sure)
     check_outcome(world, before, decided)
 
 

@@ -19,7 +19,14 @@ from msgspec import structs
 from flowfabric.core import gates
 from flowfabric.core.gates import Allowance, Gate, GateName, GateOwner, GateState, WaitingRoute
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.ids import AttemptId, ExecutionId, GateId, LeaseId, uuids_from
+from flowfabric.core.ids import (
+    AttemptId,
+    ExecutionId,
+    GateId,
+    LeaseId,
+    make_execution_id,
+    uuids_from,
+)
 from flowfabric.core.leases import NewIds, grant_lease
 from flowfabric.core.states import (
     AttemptState,
@@ -28,7 +35,6 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.gates import ROUNDS_MAX, gates_of, load
-from flowfabric.engine.unit import row_execution_id
 from flowfabric.store.base import Reader, Row, Transaction
 from tests.properties.pasts import CHAPTERS, LONG_MS, SHORT_MS, Past, joined
 from tests.properties.test_differential import (
@@ -233,6 +239,10 @@ async def claim_allowed(world: World, allowed: Sequence[Allowance]) -> Sequence[
     return await world.engine.store.transact(body)
 
 
+def id_of(row: Row) -> ExecutionId:
+    return make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
+
+
 def ids_of(row: Row) -> NewIds:
     return NewIds(
         lease_id=LeaseId(str(row["lease_id"])), attempt_id=AttemptId(str(row["attempt_id"]))
@@ -267,9 +277,9 @@ def check_allowed(
     ]
     rows = world.run(claim_allowed(world, allowed))
     chosen = fitting(before, allowed)
-    kinds = {row_execution_id(row): row["kind"] == HandleKind.RESUMED for row in rows}
+    kinds = {id_of(row): row["kind"] == HandleKind.RESUMED for row in rows}
     assert kinds == {life.execution.execution_id: resumes(life) for life in chosen}
-    check_rows(world, before, chosen, {row_execution_id(row): ids_of(row) for row in rows})
+    check_rows(world, before, chosen, {id_of(row): ids_of(row) for row in rows})
 
 
 @pytest.mark.timeout(SHRINKING_TAKES_S)

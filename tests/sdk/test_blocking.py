@@ -1,6 +1,8 @@
 """The app without an event loop."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,3 +129,27 @@ def test_what_is_asked_of_a_closed_one_is_refused(app: App) -> None:
         next(events)
     with pytest.raises(Unavailable, match="closed"):
         run.state()
+
+
+SCRIPT = """
+import sys
+from flowfabric import App
+
+app = App(sys.argv[1])
+
+@app.task
+def square(number: int) -> int:
+    return number * number
+
+print(app.blocking.submit(square, 3).state())
+"""
+
+
+def test_a_script_that_leaves_it_open_ends_without_a_complaint(store_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, store_url],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.stdout, done.stderr) == ("waiting\n", "")

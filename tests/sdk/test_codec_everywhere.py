@@ -1,9 +1,12 @@
 """However a payload is stored, it goes through the codec; whoever reads it gets it plain."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import asyncpg
+import psycopg
 import pytest
 
 from flowfabric import App, Context
@@ -242,3 +245,22 @@ async def test_arguments_nested_too_deep_are_refused_whatever_the_codec(store_ur
             value = [value]
         with pytest.raises(InvalidInput, match="nested at most 128"):
             await app.submit(keep(value))
+
+
+async def test_blocking_code_on_a_loop_signals_in_its_transaction(store_url: str) -> None:
+    """Nothing may wait there: the loop is blocked by the very call."""
+    async with App(store_url, codec=Shifted(), migrate=True) as app:
+        tasks_of(app)
+        run = await app.submit(app.tasks["hear"]())
+        with closing(
+            sqlite3.connect(store_url.removeprefix("sqlite:///"))
+            if store_url.startswith("sqlite")
+            else psycopg.connect(store_url)
+        ) as connection:
+            signals = app.blocking.signals
+            assert signals.send(run.execution_id, "heard", SECRET, connection=connection).kept
+            connection.commit()
+        app.blocking.close()
+        assert SECRET.encode() not in await stored_bytes(store_url)
+        async with working(app):
+            assert await run.result(timeout="20s") == SECRET

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields
 from functools import partial
 
 import pydantic
@@ -10,6 +11,9 @@ import pytest
 
 from flowfabric import App, Context, WorkerSettings, testing
 from flowfabric.errors import InvalidInput
+from flowfabric.registry import TaskOptions
+from flowfabric.submission import OPTION_NAMES
+from flowfabric.task import SubmitOptions, TaskSettings
 
 
 def refused(refusal: str) -> "pytest.RaisesExc[InvalidInput]":
@@ -49,6 +53,11 @@ def test_a_wrong_setting_of_an_app_is_refused(given: Mapping[str, object], refus
         untyped(**given)
 
 
+def test_type_checkers_know_the_options_that_are_taken() -> None:
+    assert SubmitOptions.__annotations__.keys() == OPTION_NAMES
+    assert list(TaskOptions.__annotations__) == [each.name for each in fields(TaskSettings)]
+
+
 @pytest.mark.parametrize(
     ("given", "refusal"),
     [
@@ -75,8 +84,8 @@ async def test_settings_of_a_worker_are_no_dictionary() -> None:
     [
         ("greet", "task: takes the function; to give it a name, write @app.task(name='greet')"),
         (3, "task: takes a function (got 3)"),
-        (int, "task: has parameters that Python cannot tell; call it in a function of your own"),
-        (partial(print, "x"), "name: is missing: only functions have a name of their own"),
+        (int, "task: has a signature Python cannot inspect; wrap it in a function of your own"),
+        (partial(print, "x"), "name: is missing: only functions have their own name"),
     ],
     ids=str,
 )
@@ -155,7 +164,7 @@ def test_a_context_without_its_annotation_is_refused() -> None:
 def test_a_context_that_does_not_come_first_is_refused() -> None:
     app = App()
     with refused(
-        "argument c of greet: is the context, which comes first: def greet(c: Context, …)"
+        "argument c of greet: is the context, which must come first: def greet(c: Context, …)"
     ):
 
         @app.task
@@ -178,7 +187,7 @@ def test_where_a_call_is_needed_a_task_is_refused(tmp_path: object) -> None:
     async def publish(ctx: Context, article_id: int) -> None: ...
 
     add: Callable[..., object] = app.add_schedule
-    with refused("call: is a task without its arguments; call it, as in publish(…)"):
+    with refused("call: is a task without arguments; call it, as in publish(…)"):
         add("nightly", publish, every="1h")
     with refused("call: must be a call of a task, such as publish(42)"):
         add("nightly", "publish", every="1h")
@@ -189,7 +198,7 @@ def test_where_a_call_is_needed_a_task_is_refused(tmp_path: object) -> None:
         await many(calls)
 
     for each in (lambda calls: asyncio.run(submit(calls)), blocking):
-        with refused("calls[1]: is a task without its arguments; call it, as in publish(…)"):
+        with refused("calls[1]: is a task without arguments; call it, as in publish(…)"):
             each([publish(1), publish])
         with refused("calls: must be a list, such as [publish(1), publish(2)]"):
             each(publish(1))
@@ -203,7 +212,7 @@ def test_where_a_call_is_needed_a_task_is_refused(tmp_path: object) -> None:
 async def test_what_was_submitted_is_asked_by_the_task() -> None:
     async with testing.engine() as app:
         submitted: Callable[..., Awaitable[object]] = app.submitted
-        with refused("submitted: takes the task itself, which @app.task has made (got 'publish')"):
+        with refused("submitted: takes the task itself, as @app.task returns it (got 'publish')"):
             await submitted("publish")
 
 
@@ -218,3 +227,10 @@ def test_a_model_that_is_no_object_is_refused_in_one_sentence() -> None:
     untyped: Callable[..., object] = draw
     with pytest.raises(InvalidInput, match=r"argument points\S* of draw: \w[^:]*$"):
         untyped([3])
+
+
+def test_an_unknown_option_of_a_task_is_refused_with_those_there_are() -> None:
+    options: dict[str, object] = {"retries": 3}
+    with refused("retries: is not an option of a task; those are budget, capabilities, "):
+        # As a program without a type checker would write it.
+        getattr(App("sqlite:///shop.db"), "task")(**options)  # noqa: B009

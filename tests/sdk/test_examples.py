@@ -19,6 +19,7 @@ import pytest
 import flowfabric
 from flowfabric import App, errors
 from flowfabric.cli.main import cli
+from flowfabric.core.schedules import DUE_TAG, SCHEDULE_TAG
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"
@@ -179,6 +180,21 @@ def test_the_documentation_tells_where_its_classes_come_from(page: Path) -> None
     close = {each for each in named if hasattr(flowfabric, each) or hasattr(errors, each)}
     lost = {each for each in named - close if not any(m in text for m in modules[each])}
     assert lost == set()
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_the_documentation_names_modules_that_hold_what_it_says(page: Path) -> None:
+    """Written as: `Name`, `other(…)` and `Third` (from `flowfabric.module`)."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = " ".join(prose.split())
+    listed = re.findall(r"((?:`[^`]+`(?:, | and | or | records )?)+) ?\(from `([\w.]+)`\)", text)
+    assert len(listed) == text.count("(from `")
+    for names, module in listed:
+        for each in re.findall(r"`([^`]+)`", names):
+            said = re.findall(r"\b[A-Z]\w+", each) or re.findall(r"^\w+", each)
+            assert [n for n in said if hasattr(importlib.import_module(module), n)] == said, module
+    for module in set(re.findall(r"`(flowfabric(?:\.\w+)+)`", text)) - {SCHEDULE_TAG, DUE_TAG}:
+        importlib.import_module(module)
 
 
 async def test_the_first_program_of_the_readme_runs_as_it_is_written(tmp_path: Path) -> None:

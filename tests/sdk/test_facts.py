@@ -112,7 +112,7 @@ def test_what_is_no_resource_is_an_argument_and_mistakes_are_refused() -> None:
 
     async def swallowed(settings: Settings, *rows: int) -> None: ...
 
-    with pytest.raises(InvalidInput, match="put that behind it"):
+    with pytest.raises(InvalidInput, match="must come before settings"):
         app.task(swallowed)
 
     def elsewhere(settings: Settings) -> None: ...

@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     "text as a join": (lambda s: s.add(several, join="ab"), "join: must be a list of nodes"),
     "nodes and values in one list": (
         lambda s: s.add(several, [s.a, "b"]),
-        "argument pages: mixes nodes with other values; give the other values as an argument of",
+        "argument pages: mixes nodes with other values; pass the other values as a separate",
     ),
     "nodes in a dict": (
         lambda s: s.add(by_name, {"a": s.a}),
@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "a plain function": (
         lambda s: s.add(len, "x"),
-        "add: takes a task, as @app.task makes them of functions, or a call of one",
+        r"add: takes a task \(what @app.task returns\) or a call of one",
     ),
     "arguments beside a call": (
         lambda s: s.add(fetch("x"), "y"),
@@ -182,7 +182,7 @@ MISTAKES: dict[str, tuple[Mistake, str]] = {
     ),
     "a policy without others": (
         lambda s: s.add(fetch, "x", when=AnyOf()),
-        "when: is about other nodes; this one waits for none",
+        "when: applies to nodes that wait for others; this one waits for none",
     ),
     "a name twice": (
         lambda s: s.add(fetch, "x", name="second"),
@@ -234,7 +234,7 @@ async def test_what_only_the_engine_can_refuse_names_the_node_and_stores_nothing
 async def test_a_run_knows_its_own_nodes(scene: Scene) -> None:
     run = await scene.flow.start()
     untyped: Callable[..., object] = run.run
-    with pytest.raises(InvalidInput, match="of another flow"):
+    with pytest.raises(InvalidInput, match="belongs to another flow"):
         untyped(scene.foreign)
     with pytest.raises(InvalidInput, match=r"node: must be what flow\.add returned"):
         untyped("fetch")

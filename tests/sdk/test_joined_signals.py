@@ -145,6 +145,9 @@ async def test_code_without_a_loop_signals_in_its_transaction(store_url: str) ->
             with Session(engine) as session:
                 blocking.signals.send(run.execution_id, "go", 1, connection=session)
                 session.rollback()
+            with Session(engine) as session:
+                blocking.run(app.tasks["gate"], run.execution_id).signal("go", connection=session)
+                session.rollback()
             with Session(engine) as session, session.begin():
                 answer = blocking.signals.send(run.execution_id, "go", 2, connection=session)
                 assert answer.resumed or answer.kept

@@ -75,7 +75,7 @@ async def test_a_child_is_in_the_namespace_of_its_parent(shop: App, bank: App) -
 
 async def test_an_app_submits_no_task_of_another_namespace(shop: App, bank: App) -> None:
     theirs = bank.tasks["greet"]
-    named = "greet is a task of namespace 'bank', and this app is of 'shop'"
+    named = "greet is a task of namespace 'bank', and this app is in 'shop'"
     with pytest.raises(InvalidInput, match=named):
         await shop.submit(theirs("ada"))
     with pytest.raises(InvalidInput, match=named):

@@ -129,7 +129,7 @@ async def test_an_id_with_another_partition_is_refused_with_the_right_one(
 
     right = (await app.submit(task)).execution_id
     wrong = f"{{fp:{partition_of(right) + beyond}}}:{uuid_of(right)}"
-    problem = "execution_id: has another partition than its uuid; give the uuid alone, or "
+    problem = "execution_id: does not have the partition of its uuid; give the uuid alone, or "
     try:
         for ask in (app, app.blocking):
             with pytest.raises(InvalidInput, match=re.escape(problem + right)):

@@ -149,5 +149,5 @@ async def test_a_codec_that_fails_at_the_server_is_told_as_such(coded_url: str) 
 
 
 def test_a_codec_of_its_own_is_refused_where_the_server_has_one() -> None:
-    with pytest.raises(errors.InvalidInput, match="belongs to the server"):
+    with pytest.raises(errors.InvalidInput, match="is a setting of the server"):
         App("http://127.0.0.1:9", codec=Shifted())

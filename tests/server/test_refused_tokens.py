@@ -1,4 +1,4 @@
-"""Tokens that a server does not take: who learns it, and how soon.
+"""Tokens that a server rejects: who learns it, and how soon.
 
 They are no outage. Whoever waits, follows or works is told at once instead of asking for ever.
 """

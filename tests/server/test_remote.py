@@ -228,7 +228,7 @@ async def test_what_needs_the_database_says_so(app: App) -> None:
     with pytest.raises(errors.Unavailable, match="needs the database"):
         await migrate(app.url)
     for given in ({"migrate": True}, {"listen_url": "postgresql://x/y"}):
-        with pytest.raises(errors.InvalidInput, match="belongs to the server"):
+        with pytest.raises(errors.InvalidInput, match="is a setting of the server"):
             App(app.url, **given)
 
 
@@ -258,7 +258,7 @@ async def test_tokens_decide_what_an_app_may(url: str, database: Engine) -> None
 
 @pytest.mark.parametrize("token", [" ", "ff_secret\nff_other", "ff_sécret", "ff_ secret"])
 async def test_what_cannot_be_a_token_is_refused_and_not_repeated(url: str, token: str) -> None:
-    with pytest.raises(errors.InvalidInput, match=r"^token: must be what") as refused:
+    with pytest.raises(errors.InvalidInput, match=r"^token: must be a token that") as refused:
         await connect(url, token=token)
 
     assert "secret" not in str(refused.value)
@@ -267,7 +267,7 @@ async def test_what_cannot_be_a_token_is_refused_and_not_repeated(url: str, toke
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        ("http://u:s3cret@127.0.0.1:1", "must be without a user: a server takes a token"),
+        ("http://u:s3cret@127.0.0.1:1", "must not contain a user: a server takes a token"),
         ("http://127.0.0.1:99999", "cannot be asked: Port out of range"),
     ],
 )

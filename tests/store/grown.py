@@ -10,12 +10,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from flowfabric import Engine
 from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.gates import GateName, GateOwner, policy_id_of
-from flowfabric.core.ids import FIRST_UUID, make_execution_id, uuid_of
+from flowfabric.core.ids import FIRST_UUID, SignalId, WaitpointKey, make_execution_id, uuid_of
 from flowfabric.core.results import Created
+from flowfabric.core.signals import SignalRequest, SureSignal
 from flowfabric.core.states import PublicState
 from flowfabric.store.base import Parameter
 from flowfabric.store.postgres.transaction import STATEMENTS
@@ -357,6 +360,13 @@ def limited_claims() -> Iterator[Question]:
         yield Question("claim_ready", taking, 10, starts, label)
 
 
+def signal() -> Parameters:
+    request = SignalRequest(signal_name="go", new_id=SignalId(FIRST_UUID))
+    sure = structs.asdict(SureSignal.of(request, WaitpointKey("gate")))
+    at: Parameters = dict(zip(("partition_key", "execution_id"), PAUSED, strict=True))
+    return {**sure, **at, "conditions": ["none"], "clock": NOW_MS}
+
+
 def lists() -> Iterator[Question]:
     page = LIST | {"states": COMPLETED}
     every = LIST | {"states": ANY_STATE}
@@ -456,8 +466,8 @@ def questions(event_ids: int = 1) -> list[Question]:
         *limited_claims(),
         Question("best_ready", asked | {"candidates": BATCH, "route_id": None}, 2 * BATCH, 1),
         Question("ready_beyond_capabilities", asked | {"limit": BATCH}, BATCH, BATCH),
-        Question("parked_for", asked | {"capabilities": ["gpu"], "limit": BATCH}, 0, 0),
-        Question("complete_leased", fences() | completions, FENCES, FENCES),
+        Question("kept_back_for", asked | {"capabilities": ["gpu"], "limit": BATCH}, 0, 0),
+        Question("complete_leased", fences() | completions, FENCES, 1),
         Question("renew_leased", fences() | {"lease_ttls_ms": [1_000] * FENCES}, FENCES, FENCES),
         *(Question(f"due_{name}", due, BATCH, BATCH) for name in ("leases", "delays", "attempts")),
         *(
@@ -465,6 +475,7 @@ def questions(event_ids: int = 1) -> list[Question]:
             for name in ("deadlines", "suspensions", "waitpoints")
         ),
         Question("ended_and_awaited", {"limit": BATCH}, BATCH, BATCH),
+        Question("signal_waiting", signal(), 1, 0),
         Question(
             "read_progress", dict(zip(("partition_key", "execution_id"), PAUSED, strict=True)), 1, 1
         ),

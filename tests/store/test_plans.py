@@ -396,8 +396,7 @@ def test_sqlite_never_reads_a_large_table_from_end_to_end(
     scanned: set[tuple[str, str]] = set()
     for statement in named(name, SQLITE_STATEMENTS):
         tables = {alias or table: table for table, alias in SOURCE.findall(statement.text)}
-        names = statement.parameters
-        nothing = [None] * len(names) if statement.each else dict.fromkeys(names)
+        nothing = dict.fromkeys(statement.parameters)
         for row in grown_sqlite.execute(f"explain query plan {statement.text}", nothing):
             if found := SCAN.match(str(row[3])):
                 scanned.add((name, tables.get(found[1], "")))

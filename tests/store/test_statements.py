@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flowfabric.store.base import Store
-from flowfabric.store.statements import named, numbered, ordered, shared
+from flowfabric.store.statements import named, numbered, ordered, taking
 
 TEXT = """
 -- a comment with :not_this
@@ -54,15 +54,16 @@ def test_parameters_stay_named_and_a_file_may_hold_several_statements(folder: Pa
     assert (second.text, second.parameters) == ("select :y", ("y",))
 
 
-def test_a_statement_that_runs_for_each_row_takes_its_values_one_by_one(tmp_path: Path) -> None:
+def test_a_statement_may_take_the_values_of_a_list_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "rows.sql").write_text(
-        "delete from a\n-- next, for each row\ninsert into a values (:position, :names, :clock)"
-        "\n-- next\nselect :other\n"
+        "delete from a\n-- next\ninsert into a values (given('names', 0), ':no', :clock)"
     )
-    _, each, last = named("rows", tmp_path)
-    assert (each.text, each.each) == ("insert into a values (?1, ?2, ?3)", True)
-    assert each.parameters == ("position", "names", "clock")
-    assert (last.each, shared("rows", tmp_path)) == (False, frozenset({"other"}))
+    first, second = named("rows", tmp_path)
+    assert (first.lists, second.lists) == (frozenset(), frozenset({"names"}))
+    assert second.parameters == ("clock",)
+    assert taking("rows", tmp_path).lists == frozenset({"names"})
+    with pytest.raises(TypeError, match="missing"):
+        taking("rows", tmp_path).check({})
 
 
 @pytest.mark.parametrize("given", [{"first": 1}, {"first": 1, "second": 2, "third": 3}, {}])

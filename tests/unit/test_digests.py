@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from flowfabric.core.journal import firm
-from flowfabric.worker.functions import KnownBy, Parts, known_by, parts_of
+from flowfabric.worker.digests import KnownBy, Parts, known_by, parts_of
 
 
 def digest_of(*values: object) -> str:
@@ -116,7 +116,11 @@ def test_what_has_no_order_is_read_in_one() -> None:
 def test_the_inside_of_other_objects_does_not_count() -> None:
     one, other = Opaque(1), Opaque(2)
     assert known_by(one, [other]) == KnownBy(digest_of(other, [one]), (one, other), is_vague=True)
-    assert known_by(one, "a") == KnownBy(digest_of(other, "a"), (one,), is_vague=False)
+    assert known_by(one, "a") == KnownBy(digest_of(other, "a"), (one,), tells=True)
+
+
+def test_what_was_not_read_to_its_end_tells_nothing_for_sure() -> None:
+    assert [known_by([7] * count).tells for count in (400, 600)] == [True, False]
 
 
 def test_functions_that_know_each_other_are_read_once() -> None:

@@ -56,7 +56,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         lease_conflict invalid_claim_grant claim_grant_expired lane_paused waitpoint_not_found
         rate_limit_exceeded concurrency_limit_exceeded
         stale_graph_revision execution_not_active execution_not_eligible no_active_lease
-        retry_exhausted key_undecided lock_timeout
+        retry_exhausted key_undecided lock_timeout file_locked
     """,
     Conflict: """
         idempotency_conflict dependency_already_exists cycle_detected self_referencing_edge
@@ -91,6 +91,7 @@ STATUS_EXCEPTIONS = {
     "retry_exhausted": 503,
     "unauthorized": 401,
     "lock_timeout": 503,
+    "file_locked": 503,
     "corruption": 500,
 }
 

@@ -20,6 +20,7 @@ KINDS = errors.BackendErrorKind
         pytest.param(errors.OperationTimeout("x", 1), False, True, True, id="out of time"),
         pytest.param(errors.RetryExhausted("x"), False, True, False, id="collisions"),
         pytest.param(errors.LockTimeout("x"), False, True, False, id="a locked row"),
+        pytest.param(errors.FileLocked("x"), False, True, False, id="a locked file"),
         pytest.param(errors.Unavailable("x"), False, False, True, id="closed"),
         pytest.param(errors.DatabaseGone("x"), False, False, True, id="deleted file"),
         pytest.param(errors.NotFound("x", "y"), False, False, False, id="refusal"),

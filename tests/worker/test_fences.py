@@ -170,7 +170,7 @@ async def test_a_verb_that_would_wait_for_the_fence_around_it_is_refused_at_once
 
     async with app, working(app):
         run = await app.submit(publish)
-        with pytest.raises(ExecutionFailed, match=r"inside a fence none of|is open already"):
+        with pytest.raises(ExecutionFailed, match=r"cannot be used inside a fence|is already open"):
             await run.result(timeout="20s")
 
 

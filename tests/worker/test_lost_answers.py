@@ -10,6 +10,7 @@ from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.states import PublicState
 from flowfabric.errors import Transport
 from tests.apps import reached, working
+from tests.conformance.observed import execution_of
 from tests.severing import Cut, Network
 
 # Longer than any test has patience: none of them is saved by a lease that expires.
@@ -97,40 +98,39 @@ async def test_a_suspend_that_early_signals_meet_cut_off_at_its_commit(
 
 
 @asynccontextmanager
-async def cut_off_signal(
-    network: Network, outside: App, cut: Cut, *, idempotency_key: str | None = None
-) -> AsyncIterator[tuple[App, Gate, Run[object]]]:
-    """A run whose signal was cut off, and the app that sent it."""
+async def signal_to_cut_off(
+    network: Network, outside: App, cut: Cut
+) -> AsyncIterator[tuple[App, Run[object]]]:
+    """A run that waits for a signal, and an app whose next signal is cut off."""
     gate = Gate(outside)
     async with working(outside, lease_ttl=LEASE_TTL), App(network.url) as app:
         run = await outside.submit(gate.task)
         await reached(run, PublicState.SUSPENDED)
         network.cut_commit("signal", cut)
-        with pytest.raises(Transport):
-            await app.signals.send(run.execution_id, "go", 7, idempotency_key=idempotency_key)
-        yield app, gate, run
+        yield app, run
+        assert network.was_cut.is_set()
+        assert await run.result(timeout="20s") == 7
+        await was_undisturbed(run, gate)
+        assert (await execution_of(outside.engine, run.execution_id)).signal_count == 1
 
 
 @pytest.mark.parametrize("cut", Cut)
 async def test_a_signal_cut_off_at_its_commit_is_sent_again_and_counts_once(
     network: Network, outside: App, cut: Cut
 ) -> None:
-    async with cut_off_signal(network, outside, cut, idempotency_key="click") as (app, gate, run):
+    async with signal_to_cut_off(network, outside, cut) as (app, run):
+        with pytest.raises(Transport):
+            await app.signals.send(run.execution_id, "go", 7, idempotency_key="click")
         answer = await app.signals.send(run.execution_id, "go", 7, idempotency_key="click")
         accepted_before = cut is Cut.BEFORE_THE_ANSWER_ARRIVES
         assert isinstance(answer, SignalDuplicate if accepted_before else SignalAccepted)
-        assert await run.result(timeout="20s") == 7
-        await was_undisturbed(run, gate)
 
 
 @pytest.mark.parametrize("cut", Cut)
-async def test_a_signal_that_is_a_transaction_by_itself_cut_off_is_not_sent_again_by_itself(
+async def test_a_signal_that_is_a_transaction_by_itself_cut_off_is_delivered_and_counts_once(
     network: Network, outside: App, cut: Cut
 ) -> None:
-    """Without a key nobody but the sender can tell whether to send it again."""
-    async with cut_off_signal(network, outside, cut) as (app, gate, run):
-        if cut is Cut.BEFORE_THE_SERVER_HEARS:
-            answer = await app.signals.send(run.execution_id, "go", 7)
-            assert isinstance(answer, SignalAccepted)
-        assert await run.result(timeout="20s") == 7
-        await was_undisturbed(run, gate)
+    """Its sender gave it no key; whether it was stored is told by the id it got before it left."""
+    async with signal_to_cut_off(network, outside, cut) as (app, run):
+        answer = await app.signals.send(run.execution_id, "go", 7)
+        assert isinstance(answer, SignalAccepted)

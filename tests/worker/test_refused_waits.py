@@ -102,7 +102,7 @@ async def test_a_wait_for_as_many_waitpoints_as_there_are_is_not_refused(app: Ap
     ("conditions", "problem"),
     [
         (tuple(f"s{n}" for n in range(65)), "wait_for: may name at most 64 signals (got 65)"),
-        ((5,), "wait_for: takes names of signals and conditions"),
+        ((5,), "wait_for: takes signal names and conditions"),
     ],
 )
 async def test_a_wait_that_cannot_be_is_refused_in_the_words_of_its_caller(

@@ -130,9 +130,9 @@ class Loose(Protocol):
     [
         (Database, Database(), r"takes a function that makes a Database .* lambda: …\)"),
         (Database, None, "takes a function that makes a Database"),
-        ("Database", Database, "takes a class by which the resource is found"),
-        (Loose, Closing, "takes a class by which the resource is found"),
-        (list[int], list, "takes a class by which the resource is found"),
+        ("Database", Database, "takes the class under which handlers ask for the resource"),
+        (Loose, Closing, "takes the class under which handlers ask for the resource"),
+        (list[int], list, "takes the class under which handlers ask for the resource"),
     ],
     ids=["object", "none", "text", "protocol", "generic"],
 )
@@ -149,7 +149,7 @@ async def test_a_factory_that_makes_something_else_is_refused_and_what_is_open_c
     resources.provide(Database, lambda: database)
     untyped: Callable[..., None] = resources.provide
     untyped(Pool, managed)
-    with pytest.raises(InvalidInput, match="the factory of Pool made something else"):
+    with pytest.raises(InvalidInput, match="the factory of Pool returned something else"):
         await resources.open()
     assert database.did == ["closed"]
     with pytest.raises(InvalidInput, match="nothing provides Database"):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypedDict
+from typing import ParamSpec, TypedDict, TypeVar
 
 import pytest
 
@@ -18,8 +18,11 @@ from flowfabric.core.states import PublicState
 from flowfabric.engine.work import Completion
 from flowfabric.errors import ExecutionCancelled, ExecutionExpired, ExecutionFailed, FlowFabricError
 from tests.apps import PATIENCE_S, reached, working
+from tests.conformance.observed import execution_of
 
 Call = Callable[[], Awaitable[object]]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 AT_ONCE = Retry(max_retries=3, delay=0)
 
@@ -436,6 +439,41 @@ async def test_what_was_claimed_ahead_goes_to_others_when_no_slot_comes_free(app
                 await run.result(timeout="20s")
         finish.set()
         await held.result(timeout="20s")
+
+
+def preceded(
+    call: Callable[P, Awaitable[T]], before: Callable[[], Awaitable[None]]
+) -> Callable[P, Awaitable[T]]:
+    async def inside(*args: P.args, **kwargs: P.kwargs) -> T:
+        await before()
+        return await call(*args, **kwargs)
+
+    return inside
+
+
+async def test_the_next_claim_leaves_before_what_the_last_one_brought_starts(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    async def quick() -> None: ...
+
+    await app.open()
+    runs = await app.submit_many([quick() for _ in range(12)])
+    ids = {run.execution_id for run in runs}
+    claim_many, started = app.engine.claim_many, list[int]()
+
+    async def note_started() -> None:
+        started.append(len(ids & {task.get_name() for task in asyncio.all_tasks()}))
+
+    monkeypatch.setattr(app.engine, "claim_many", preceded(claim_many, note_started))
+    async with working(app, concurrency=4, prefetch=4):
+        for run in runs:
+            await run.result(timeout="20s")
+    assert len(started) >= 3
+    assert set(started) == {0}
+    # They waited for a claim to leave, not for a slot: none was handed back.
+    stored = [await execution_of(app.engine, run.execution_id) for run in runs]
+    assert [each.lease_epoch for each in stored] == [1] * 12
 
 
 async def test_many_submissions_and_results_go_through_together(app: App) -> None:

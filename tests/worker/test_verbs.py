@@ -167,7 +167,7 @@ async def test_a_verb_that_was_not_awaited_fails_the_run_by_its_name(verb: str, 
     tasks: set[asyncio.Task[object]] = set()
     reason = await fails(app, mistaken)
     called = CALLED.get(verb, f"ctx.{verb}(…)")
-    assert f"{called} was called and not awaited, so it has done nothing" in reason
+    assert f"{called} was called but not awaited, so it did nothing" in reason
     assert attempts == 1, "trying again cannot help"
     for task in tasks:
         task.cancel()
@@ -187,7 +187,7 @@ async def test_of_several_calls_that_were_not_awaited_the_first_is_named() -> No
         assert len(calls) == 2
 
     reason = await fails(app, mistaken)
-    assert "result() of a child of task child (and 1 more) was called and not awaited" in reason
+    assert "result() of a child of task child (and 1 more) was called but not awaited" in reason
 
 
 async def test_calls_that_are_awaited_late_or_given_up_are_no_mistake() -> None:

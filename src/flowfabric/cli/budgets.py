@@ -1,9 +1,13 @@
-"""What operators see and change of budgets: `budgets list`, `show`, `create`, `set`, and so on."""
+"""`budgets`: list, show, create, set, reset, report."""
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import wraps
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import click
+import msgspec
+from msgspec import structs
 from rich.text import Text
 
 from flowfabric.budgets import refuse_breach
@@ -16,6 +20,10 @@ from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
+
+F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 COLUMNS: Final = (
     flexible("BUDGET"),
@@ -68,30 +76,47 @@ class ResetInterval(click.ParamType[int]):
         return 0 if value in ("0", "never") else duration_ms("reset-every", str(value))
 
 
-AMOUNT: Final = Amount()
-LIMIT: Final = LimitAmount()
-EVERY: Final = click.option(
-    "--reset-every",
-    type=ResetInterval(),
-    help="Start a new period this often, such as 1d; never if omitted.",
-)
-HARD: Final = click.option(
-    "--hard", type=LIMIT, multiple=True, help="Limit that is enforced; tokens=none removes it."
-)
-SOFT: Final = click.option(
-    "--soft", type=LIMIT, multiple=True, help="Limit that reports warn about."
-)
-MODE: Final = click.option("--mode", type=click.Choice([each.value for each in EnforcementMode]))
-ON_HARD: Final = click.option(
-    "--on-hard-limit",
-    type=click.Choice([each.value for each in OnHardLimit]),
-    help="What a refusal does beyond it.",
-)
-ON_SOFT: Final = click.option(
-    "--on-soft-limit",
-    type=click.Choice([each.value for each in OnSoftLimit]),
-    help="Whether passing it is reported.",
-)
+def terms_options(command: Callable[Concatenate[BudgetUpdate, P], T]) -> Callable[P, T]:
+    """Adds the options for limits and terms; the command gets them as its first argument."""
+
+    @_limit_option("--hard", "Limit that is enforced; tokens=none removes it.")
+    @_limit_option("--soft", "Limit that reports warn about.")
+    @click.option(
+        "--reset-every",
+        "reset_interval_ms",
+        type=ResetInterval(),
+        help="Start a new period this often, such as 1d; never if omitted.",
+    )
+    @click.option("--mode", "enforcement_mode", type=_choice(EnforcementMode))
+    @click.option(
+        "--on-hard-limit", type=_choice(OnHardLimit), help="What a refusal does beyond it."
+    )
+    @click.option(
+        "--on-soft-limit", type=_choice(OnSoftLimit), help="Whether passing it is reported."
+    )
+    @click.pass_context
+    @wraps(command)
+    def wrapped(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = dict(kwargs)
+        terms = {name: given.pop(name) for name in BudgetUpdate.__struct_fields__}
+        return context.invoke(command, msgspec.convert(terms, BudgetUpdate), *args, **given)
+
+    return wrapped
+
+
+def _limit_option(flag: str, help_text: str) -> Callable[[F], F]:
+    return click.option(
+        flag,
+        f"{flag[2:]}_limits",
+        type=LimitAmount(),
+        multiple=True,
+        callback=lambda _context, _option, limits: dict(limits) or None,
+        help=help_text,
+    )
+
+
+def _choice(kind: type[StrEnum]) -> click.Choice[str]:
+    return click.Choice([each.value for each in kind])
 
 
 @click.group("budgets")
@@ -119,25 +144,15 @@ async def show_budget(engine: Engine, target: options.Target, budget: str) -> No
 
 @budgets.command("create")
 @click.argument("budget")
-@HARD
-@SOFT
-@EVERY
-@MODE
-@ON_HARD
-@ON_SOFT
+@terms_options
 @click.option("--lane", help="Attach whatever runs in this lane.")
 @click.option("--task", help="Attach all runs of this task.")
 @options.on_engine("own")
 async def create_budget(
     engine: Engine,
     target: options.Target,
+    terms: BudgetUpdate,
     budget: str,
-    hard: Sequence[tuple[str, int]],
-    soft: Sequence[tuple[str, int]],
-    reset_every: int | None,
-    mode: str | None,
-    on_hard_limit: str | None,
-    on_soft_limit: str | None,
     lane: str | None,
     task: str | None,
 ) -> None:
@@ -145,17 +160,13 @@ async def create_budget(
     if lane is not None and task is not None:
         raise click.UsageError("give --lane or --task, not both")
     scope, scope_id = ("lane", lane) if lane is not None else ("kind", task)
+    given = {name: term for name, term in structs.asdict(terms).items() if term is not None}
     definition = BudgetDefinition(
         budget_id=budget,
         namespace=target.own_namespace(),
         scope_type="tenant" if scope_id is None else scope,
         scope_id=scope_id or "",
-        hard_limits=dict(hard),
-        soft_limits=dict(soft),
-        reset_interval_ms=reset_every or 0,
-        enforcement_mode=mode or EnforcementMode.STRICT,
-        on_hard_limit=on_hard_limit or OnHardLimit.REJECT,
-        on_soft_limit=on_soft_limit or OnSoftLimit.WARN,
+        **given,
     )
     await engine.create_budget(definition, if_exists="error")
     await _show(engine, target, [await _status(engine, target, budget)])
@@ -163,34 +174,13 @@ async def create_budget(
 
 @budgets.command("set")
 @click.argument("budget")
-@HARD
-@SOFT
-@EVERY
-@MODE
-@ON_HARD
-@ON_SOFT
+@terms_options
 @options.on_engine("own")
 async def set_budget(
-    engine: Engine,
-    target: options.Target,
-    budget: str,
-    hard: Sequence[tuple[str, int]],
-    soft: Sequence[tuple[str, int]],
-    reset_every: int | None,
-    mode: str | None,
-    on_hard_limit: str | None,
-    on_soft_limit: str | None,
+    engine: Engine, target: options.Target, terms: BudgetUpdate, budget: str
 ) -> None:
     """Change limits and terms of BUDGET, at once and for everybody."""
-    update = BudgetUpdate(
-        hard_limits=dict(hard) or None,
-        soft_limits=dict(soft) or None,
-        reset_interval_ms=reset_every,
-        enforcement_mode=mode,
-        on_hard_limit=on_hard_limit,
-        on_soft_limit=on_soft_limit,
-    )
-    changed = await engine.update_budget(budget, update, namespace=target.own_namespace())
+    changed = await engine.update_budget(budget, terms, namespace=target.own_namespace())
     await _show(engine, target, [changed])
 
 
@@ -205,7 +195,7 @@ async def reset_budget(engine: Engine, target: options.Target, budget: str) -> N
 
 @budgets.command("report")
 @click.argument("budget")
-@click.argument("amounts", type=AMOUNT, nargs=-1, required=True, metavar="DIMENSION=AMOUNT...")
+@click.argument("amounts", type=Amount(), nargs=-1, required=True, metavar="DIMENSION=AMOUNT...")
 @click.option("--key", help="Count it once, however often it is reported under this key.")
 @options.on_engine("own")
 async def report_usage(
@@ -238,14 +228,13 @@ async def _show(engine: Engine, target: options.Target, found: Sequence[BudgetSt
 
 
 def _rows(budget: BudgetStatus, now_ms: int) -> list[tuple[str | Text, ...]]:
-    """A line per dimension; the name stands in the first."""
-    prefix = "" if budget.namespace == "default" else f"{budget.namespace}/"
+    """A row per dimension; only the first has the name."""
     every = f" every {span(budget.reset_interval_ms)}" if budget.reset_interval_ms else ""
     reset = f"{screen.ago(budget.next_reset_at_ms, now_ms)}{every}" if every else ""
     names = sorted({*budget.usage, *budget.hard_limits, *budget.soft_limits}) or [""]
     return [
         (
-            f"{prefix}{budget.name}" if name == names[0] else "",
+            screen.named(budget.namespace, budget.name) if name == names[0] else "",
             name,
             _amount(budget.usage, name) or ("0" if name else ""),
             _amount(budget.reserved, name),

@@ -12,7 +12,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.operators import every_lane
+from flowfabric.cli.lanes import every_lane
 from flowfabric.cli.options import Target, check_file, target_options
 from flowfabric.cli.workers import every_worker
 from flowfabric.connection import connect, migrate
@@ -25,18 +25,19 @@ from flowfabric.outages import statements_within
 from flowfabric.store.urls import redact
 from flowfabric.version import __version__
 
+UP_TO_DATE: Final = "The schema is up to date."
 ROUND_TRIPS: Final = 5
 SLOW_MS: Final = 20.0
 SKEW_MAX_MS: Final = 1_000
 OVERDUE_MAX_MS: Final = 5_000
-"""How late what is due may be while a worker is there to see to it; without one, not at all."""
+"""How late timers may be while there is a worker; without one, not at all."""
 NOBODY_WAITS_FOR: Final = frozenset({"flow_audit"})
-"""A look for what was left behind: due as soon as there is something to look at."""
+"""A sweep for leftovers, which is due as soon as there is anything to look at."""
 HINTS_WAIT_S: Final = 3.0
 AUDIT_S: Final = 20.0
-"""How long the audit looks at executions and rows, at most."""
+"""How long the audit may take."""
 PAGE_PATIENCE_S: Final = 30.0
-"""How long a page of it may take, which goes through all rows of several partitions."""
+"""How long one page of it may take: it reads all rows of several partitions."""
 COMPLAINTS_SHOWN: Final = 5
 
 
@@ -58,7 +59,7 @@ def migrate_command(target: Target, check: bool) -> int:
         for name in applied:
             screen.out().print(Text.assemble(("applied ", "green"), name))
     else:
-        screen.out().print("The schema is up to date.")
+        screen.out().print(UP_TO_DATE)
     return options.OK
 
 
@@ -67,15 +68,10 @@ async def _check(target: Target, url: str) -> int:
     try:
         await (await connect(url, set_up=False)).close()
     except SchemaTooOld as error:
-        if target.json:
-            screen.emit({"found": error.found, "expected": error.expected})
-        else:
-            screen.out().print(Text(str(error)))
+        document = {"found": error.found, "expected": error.expected}
+        screen.answer(document, str(error), as_json=target.json)
         return options.REFUSED
-    if target.json:
-        screen.emit({"up_to_date": True})
-    else:
-        screen.out().print("The schema is up to date.")
+    screen.answer({"up_to_date": True}, UP_TO_DATE, as_json=target.json)
     return options.OK
 
 
@@ -151,7 +147,7 @@ async def _findings(target: Target) -> AsyncIterator[Finding]:
 
 
 async def _looked(check: str, looking: Awaitable[Sequence[Finding]]) -> Sequence[Finding]:
-    """What a look comes to. One that the token of a server does not allow is left out."""
+    """The findings of a check; a warning if the token does not allow it."""
     try:
         return await looking
     except AccessDenied as error:
@@ -233,7 +229,7 @@ async def _audit(engine: Engine) -> Sequence[Finding]:
     deadline = time.monotonic() + AUDIT_S
     found, whole = await _complaints(engine, deadline)
     if found:
-        # What changed while it was looked at is gone.
+        # Keep only complaints that a second look confirms: rows change meanwhile.
         again, _ = await _complaints(engine, deadline + AUDIT_S)
         found = [each for each in found if each in again]
     seen = "everything" if whole else f"as much as was seen in {AUDIT_S:.0f} s"
@@ -251,7 +247,7 @@ async def _audit(engine: Engine) -> Sequence[Finding]:
 
 
 async def _complaints(engine: Engine, deadline: float) -> tuple[list[Complaint], bool]:
-    """What the audit complains of, and whether it came to its end."""
+    """The complaints of the audit, and whether it finished in time."""
     found: list[Complaint] = []
     with statements_within(PAGE_PATIENCE_S):
         page = await engine.audit()

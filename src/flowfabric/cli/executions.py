@@ -60,7 +60,7 @@ def print_steps(execution: ExecutionDetails, now_ms: int) -> None:
                     step.name,
                     step.branch,
                     step.kind,
-                    screen.ago(step.recorded_at_ms, now_ms),
+                    screen.ago(ended_at_ms(step, now_ms), now_ms),
                     "" if step.duration_ms is None else span(step.duration_ms),
                     _outcome(step, now_ms),
                 )
@@ -69,6 +69,13 @@ def print_steps(execution: ExecutionDetails, now_ms: int) -> None:
         )
     )
     _print_left_out(len(execution.steps) - len(shown), "earlier steps")
+
+
+def ended_at_ms(step: StepView, now_ms: int) -> int | None:
+    """When it ended. A sleep is stored when it begins."""
+    if step.wake_at_ms is None:
+        return step.recorded_at_ms
+    return step.wake_at_ms if step.wake_at_ms <= now_ms else None
 
 
 def _outcome(step: StepView, now_ms: int) -> Text | str:
@@ -119,7 +126,7 @@ def _print_left_out(count: int, what: str) -> None:
 
 WAITING_FOR_OTHERS: Final = (PublicState.SUSPENDED, PublicState.WAITING_CHILDREN)
 EXPLAINED_MAX: Final = 200
-"""Of how many executions `ls` looks up what they wait for."""
+"""How many executions `ls` looks up to say what they wait for."""
 DATA_CHARS_MAX: Final = 2_000
 """How much of a payload or result `show` prints; `--json` prints all of it."""
 
@@ -169,7 +176,7 @@ async def ls(engine: Engine, target: options.Target, chosen: options.Chosen, lim
 
 
 async def _explained(engine: Engine, found: Sequence[ExecutionSnapshot]) -> dict[str, str]:
-    """What is waited for where the execution alone does not tell: signals, members."""
+    """What executions wait for if their own row does not say: signals, members."""
     waiting = [each.execution_id for each in found if each.public_state in WAITING_FOR_OTHERS]
     said: dict[str, str] = {}
     for execution_id in waiting[:EXPLAINED_MAX]:
@@ -228,14 +235,14 @@ def _print_list(found: list[ExecutionSnapshot], said: Mapping[str, str], now_ms:
 
 
 def shown_state(execution: ExecutionSnapshot) -> Text:
-    """What changed code stopped is delayed only until the code is mended or the change accepted."""
+    """Its state; 'blocked' rather than 'delayed' if changed code has stopped it."""
     if execution.blocked:
         return Text("blocked", style="bold red")
     return screen.state(execution.public_state)
 
 
 def queued(execution: ExecutionSnapshot) -> bool:
-    """Whether a worker is all it waits for."""
+    """Whether it only waits for a worker."""
     return (
         execution.public_state is PublicState.WAITING
         and execution.blocking_reason == "waiting_for_worker"
@@ -243,7 +250,7 @@ def queued(execution: ExecutionSnapshot) -> bool:
 
 
 def overdue(execution: ExecutionSnapshot, now_ms: int) -> bool:
-    """Whether its delay is over, so that only a worker is missing that takes it up."""
+    """Whether its delay is over and no worker has taken it up."""
     until_ms = execution.delay_until_ms
     delayed = execution.public_state is PublicState.DELAYED
     return delayed and until_ms is not None and until_ms <= now_ms and not execution.blocked
@@ -259,7 +266,7 @@ def unserved(
     present: Sequence[WorkerEntry],
     now_ms: int,
 ) -> str | None:
-    """Says so if no worker that is there would run it, and what the others lack."""
+    """A remark if no present worker can run it, with what they lack."""
     if any(serves(each, need_of(execution, required)) for each in present):
         return None
     kind = execution.execution_kind
@@ -277,7 +284,7 @@ def _due(execution: ExecutionSnapshot, now_ms: int) -> str:
 
 
 def on_old_versions(found: Sequence[ExecutionSnapshot]) -> list[str]:
-    """For each task of which there are newer ones: what has not ended of an older version."""
+    """A line for each task that has unfinished executions of an older version."""
     newest: dict[str, int] = {}
     for each in found:
         name, version = split_kind(each.execution_kind)
@@ -445,7 +452,4 @@ async def why(engine: Engine, target: options.Target, execution_id: str) -> None
     """Say in one sentence why an execution is not running."""
     found = await target.find(engine, execution_id)
     explanation = await engine.explain_execution(found)
-    if target.json:
-        screen.emit(explanation)
-    else:
-        screen.out().print(Text(explanation.sentence))
+    screen.answer(explanation, explanation.sentence, as_json=target.json)

@@ -74,7 +74,7 @@ async def list_flows(
 async def _newest(
     engine: Engine, namespace: str | None, states: tuple[str, ...], limit: int
 ) -> tuple[list[FlowListItem], bool]:
-    """Flows are kept by id; new ids are larger than old ones, unless given by a program."""
+    """Flows are listed by id, and newer ids are larger unless a program has chosen them."""
     kept: deque[FlowListItem] = deque(maxlen=limit)
     count = 0
     async for page in _pages(engine, namespace):
@@ -90,8 +90,7 @@ def _pages(engine: Engine, namespace: str | None) -> AsyncIterator[FlowPage]:
 
 
 async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> str:
-    """The flow a uuid or an own id stands for, or the beginning or end of a uuid that fits no
-    other."""
+    """Resolve a uuid, an own id, or the beginning or end of a uuid that fits only one flow."""
     part, namespace = text.lower(), target.scope()
     if parse_own_id(part, "flow_id") is None:
         flow_id = engine.check_flow_id(part)
@@ -101,7 +100,7 @@ async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> 
     named = await engine.find_named_flows(text, namespace=namespace)
     if len(named) > 1:
         places = ", ".join(sorted(named))
-        raise InvalidInput("flow_id", f"is one in each of {places}; choose with --namespace", text)
+        raise InvalidInput("flow_id", f"exists in each of {places}; choose with --namespace", text)
     if named:
         return next(iter(named.values()))
     if len(part) < ID_PART_CHARS_MIN:

@@ -1,4 +1,4 @@
-"""`tail` and `events`: what a run says, and what happens to runs, as it comes."""
+"""`tail` and `events`: follow what a run says, and what happens to runs."""
 
 import sys
 from collections import deque
@@ -29,7 +29,7 @@ BINARY: Final = "[{} bytes]"
 
 
 class LiveDatabase:
-    """A database in which things happen by themselves."""
+    """A database in which others make things happen, unlike in a test."""
 
     happens = True
 
@@ -78,17 +78,17 @@ async def tail(
 
 
 async def _tell_end(engine: Engine, execution_id: ExecutionId) -> int:
-    """Nothing if it has completed: the output is then what was emitted, and nothing else."""
+    """Print how it ended, unless it completed: then the output is only what was emitted."""
     ended = (await engine.find_outcomes([execution_id])).ended.get(execution_id)
     if ended is None or ended.public_state is PublicState.COMPLETED:
         return options.OK
-    told = f"{execution_id} is {ended.public_state}: {ended.reason}"
-    screen.err().print(Text(visible(told), style="red"))
+    message = f"{execution_id} is {ended.public_state}: {ended.reason}"
+    screen.err().print(Text(visible(message), style="red"))
     return options.FAILED
 
 
 class Printer:
-    """Writes frames to the standard output; a turn is told beside it."""
+    """Writes frames to standard output; take-overs are reported on standard error."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -100,7 +100,7 @@ class Printer:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """Whatever comes next begins a line."""
+        """End the line, so that whatever comes next starts a new one."""
         if self._in_line:
             sys.stdout.write("\n")
         sys.stdout.flush()
@@ -111,9 +111,9 @@ class Printer:
         elif frame.is_turn:
             self.end()
             self._in_line = False
-            told = f"attempt {frame.attempt + 1} starts over: of what came before, only what"
-            told += " finished steps said still counts"
-            screen.err().print(Text(told, style="yellow"))
+            message = f"attempt {frame.attempt + 1} starts over: of what came before, only what"
+            message += " finished steps said still counts"
+            screen.err().print(Text(message, style="yellow"))
         elif frame.encoding is Encoding.UTF8:
             shown = "\n".join(visible_lines(frame.text))
             sys.stdout.write(shown)
@@ -173,8 +173,8 @@ async def events(
     """Print the latest events, oldest first. With --json: one per line, with its `cursor`."""
     scope = target.scope()
     found = None if execution_id is None else await target.find(engine, execution_id)
-    label = None if tag is None else _tag(tag)
-    # Only a look at every event tells which are the latest of an execution, a kind or a tag.
+    label = None if tag is None else options.pair(tag)
+    # The latest events of an execution, a kind or a tag are found only by reading all events.
     looks = after is None and (found or kind or label) is not None
     start = position_of("start" if after is None else after)
     if after is None and not looks:
@@ -205,39 +205,32 @@ async def events(
         read = _next
 
 
-def _tag(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise click.BadParameter("must look like key=value", param_hint="--tag")
-    return key, value
-
-
 async def _latest(subscription: Subscription[Told], limit: int, *, looks: bool) -> list[Told]:
-    """The first so many events there are; if that takes a look at all of them, the last."""
+    """The first events up to the limit; with `looks`, the last of all events."""
     latest: deque[Told] = deque(maxlen=limit)
     while looks or len(latest) < limit:
-        told = await subscription.next_if_any()
-        if told is None:
+        event = await subscription.next_if_any()
+        if event is None:
             break
-        latest.append(told)
+        latest.append(event)
     return list(latest)
 
 
 async def _next(subscription: Subscription[Told]) -> list[Told]:
-    """The next event, once it comes, and what came with it."""
+    """Wait for the next event, and take what has arrived with it."""
     batch = [await anext(subscription)]
-    while len(batch) < BATCH and (told := await subscription.next_if_any()) is not None:
-        batch.append(told)
+    while len(batch) < BATCH and (event := await subscription.next_if_any()) is not None:
+        batch.append(event)
     return batch
 
 
-async def _print(engine: Engine, target: options.Target, told: Sequence[Told]) -> None:
+async def _print(engine: Engine, target: options.Target, events: Sequence[Told]) -> None:
     if target.json:
-        for each in told:
+        for each in events:
             screen.emit(structs.asdict(each.event) | {"cursor": each.cursor})
         return
-    own_ids = await engine.own_ids([each.event.execution_id for each in told])
-    for each in told:
+    own_ids = await engine.own_ids([each.event.execution_id for each in events])
+    for each in events:
         _print_line(each.event, own_ids.get(each.event.execution_id))
 
 

@@ -1,4 +1,4 @@
-"""What operators see and change of limits: `limits list`, `show`, `set` and `reset`."""
+"""`limits`: list, show, set, reset."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,7 +7,6 @@ import click
 from msgspec import structs
 from rich.text import Text
 
-from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
 from flowfabric.core import gates
@@ -31,7 +30,7 @@ USE_COLUMNS: Final = (
     fixed("ROOM"),
 )
 SHOWN_MAX: Final = 1_000
-"""Keys that `show` lists, unless told."""
+"""Keys that `show` lists."""
 
 
 @click.group("limits")
@@ -99,15 +98,8 @@ async def set_limit(
 
     Without either, it limits nothing until it is reset.
     """
-    spec = spec_of(rate, concurrency)
-    policy = await engine.set_limit(
-        limit,
-        namespace=target.own_namespace(),
-        window_ms=spec.window_ms,
-        max_requests_per_window=spec.max_requests_per_window,
-        active_concurrency_cap=spec.active_concurrency_cap,
-        while_suspended=while_suspended,
-    )
+    terms = structs.asdict(spec_of(rate, concurrency)) | {"while_suspended": while_suspended}
+    policy = await engine.set_limit(limit, namespace=target.own_namespace(), **terms)
     _show(target, [policy])
     used = await engine.list_limit_use(policy.quota_policy_id, limit=1)
     if policy.declared is None and not used.gates:
@@ -131,10 +123,9 @@ def _show(target: options.Target, found: Sequence[QuotaPolicy]) -> None:
 
 
 def _row(policy: QuotaPolicy) -> tuple[str | Text, ...]:
-    prefix = "" if policy.namespace == DEFAULT_NAMESPACE else f"{policy.namespace}/"
     stored = policy.source is LimitSource.STORED
     return (
-        f"{prefix}{policy.name}",
+        screen.named(policy.namespace, policy.name),
         rate_text(policy.spec) or "",
         _at_once(policy.spec),
         Text("people", style="yellow") if stored else "program",
@@ -152,7 +143,7 @@ def _declared(policy: QuotaPolicy) -> str:
 
 
 def _at_once(spec: gates.QuotaSpec) -> str:
-    """How many, and whether those that sleep or wait are among them."""
+    """How many at once, and whether runs that sleep or wait count."""
     cap = spec.active_concurrency_cap
     keeps = ", suspended too" if spec.limits.keeps else ""
     return f"{cap:,}{keeps}" if cap else ""

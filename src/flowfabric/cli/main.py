@@ -18,13 +18,15 @@ from flowfabric.cli.database import doctor, migrate_command
 from flowfabric.cli.executions import ls, show, why
 from flowfabric.cli.flows import flow
 from flowfabric.cli.following import events, tail
+from flowfabric.cli.lanes import lanes
 from flowfabric.cli.limits import limits
-from flowfabric.cli.operators import accept, cancel, lanes, priority, replay, revoke, schedules
+from flowfabric.cli.operators import accept, cancel, priority, replay, revoke
 from flowfabric.cli.options import BrokenProgram, json_option
+from flowfabric.cli.running import dev, worker
+from flowfabric.cli.schedules import schedules
 from flowfabric.cli.server import reconcile, serve, tokens
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
-from flowfabric.cli.worker import dev, worker
 from flowfabric.cli.workers import workers
 from flowfabric.core.checks import visible
 from flowfabric.errors import FlowFabricError
@@ -61,7 +63,8 @@ class Sections(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="The database is named by --url or the variable FLOWFABRIC_URL, or by a program: --app"
     " module:app or FLOWFABRIC_APP."
-    " Exit status: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 database unavailable.",
+    " Exit status: 0 done, 1 failed, 2 usage, 3 not found, 4 refused, 5 database unavailable,"
+    " 6 access denied.",
 )
 @click.version_option(__version__, prog_name="flowfabric")
 def cli() -> None:
@@ -103,7 +106,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit status; nothing is raised."""
     as_json = "--json" in arguments
-    # What goes wrong is an error of the command. Only workers log, once they have said where to.
+    # Commands report errors themselves; only workers and servers log, once configured.
     logging.getLogger("flowfabric").addHandler(logging.NullHandler())
     try:
         answer = cli.main(list(arguments), prog_name="flowfabric", standalone_mode=False)
@@ -122,8 +125,8 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return options.INTERRUPTED
     except (SystemExit, BrokenPipeError):
-        # The reader of our output has seen enough, as `head` does. Click turns a broken
-        # pipe, and in this mode nothing else, into an exit.
+        # The reader of our output has seen enough, as `head` does. In this mode, a broken pipe
+        # is all that Click turns into an exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return options.OK
     except BrokenProgram as error:

@@ -1,4 +1,4 @@
-"""Options that commands share: which database, which executions; and what exit statuses mean."""
+"""Options that commands share: which database, which executions; and exit statuses."""
 
 import asyncio
 import getpass
@@ -68,17 +68,17 @@ class Target(Struct, frozen=True, kw_only=True):
             raise errors.InvalidInput("--url", f"must be the database: {why}", redact(url))
 
     def scope(self) -> str | None:
-        """The namespace the command is about: as given, or that of the app; None for all."""
+        """The namespace of the command: as given, or that of the app; None for all."""
         if self.namespace is not None or self.app is None:
             return self.namespace
         return find_app(self.app).namespace
 
     def own_namespace(self) -> str:
-        """The one namespace the command is about, where every namespace may have such a thing."""
+        """The one namespace of something that each namespace may have under the same name."""
         return self.scope() or DEFAULT_NAMESPACE
 
     async def find(self, engine: Engine, text: str) -> ExecutionId:
-        """The execution an id or a part of it stands for, in the namespace meant."""
+        """The execution that an id or a part of it stands for, within the scope."""
         scope = self.scope()
         found = await engine.resolve_execution_id(text, namespace=scope)
         if scope is not None:
@@ -93,8 +93,8 @@ class Target(Struct, frozen=True, kw_only=True):
             codec = None if self.app is None else find_app(self.app).codec
             return await connect(url, set_up=False, codec=codec)
         except errors.AccessDenied as error:
-            told = f"{error}; the token is taken from {TOKEN_VARIABLE}"
-            raise type(error)(url, told.removeprefix(f"{url}: "), error.reason) from error
+            message = f"{error}; the token is taken from {TOKEN_VARIABLE}"
+            raise type(error)(url, message.removeprefix(f"{url}: "), error.reason) from error
         except errors.Transport as error:
             problem = error.detail.removeprefix(f"transport ({error.backend}): ")
             raise errors.Unavailable(redact(url), f"cannot be reached: {problem}") from error
@@ -112,7 +112,7 @@ limit_option = click.option(
 
 
 def target_options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, T]:
-    """Adds --url, --app and --json; the command gets them as its first argument."""
+    """Adds --url, --app and --json; the command gets a `Target` as its first argument."""
 
     @click.option("--url", envvar=URL_VARIABLE, metavar="URL", help="The database.")
     @click.option(
@@ -128,7 +128,7 @@ def target_options(command: Callable[Concatenate[Target, P], T]) -> Callable[P, 
         given = dict(kwargs)
         url, app = _text(given.pop("url", None)), _text(given.pop("app", None))
         if url is not None and app is not None:
-            # What was typed beats what is set; otherwise the database beats the program.
+            # Options beat environment variables; otherwise the URL beats the app.
             if _typed(context, "app") and not _typed(context, "url"):
                 url = None
             else:
@@ -151,9 +151,9 @@ def _typed(context: click.Context, name: str) -> bool:
 def on_engine(
     namespace: Literal["any", "own"] | None = None,
 ) -> Callable[[Callable[Concatenate[Engine, Target, P], Awaitable[T]]], Callable[P, T]]:
-    """Makes a coroutine a command: runs it with an open engine, which it closes, and adds
-    `target_options` and --namespace. `any` is for a command about whatever exists, `own` for one
-    about a single thing that every namespace may have under the same name."""
+    """Makes a coroutine a command that runs with an open engine, and adds `target_options` and
+    --namespace. `any` is for commands about whatever exists, `own` for those about one thing that
+    each namespace may have under the same name."""
 
     def decorate(
         command: Callable[Concatenate[Engine, Target, P], Awaitable[T]],
@@ -185,7 +185,7 @@ def user() -> str:
 
 
 def check_file(url: str) -> None:
-    """A mistyped path would otherwise leave an empty database behind."""
+    """Refuse a missing file: a mistyped path would leave an empty database behind."""
     path = unquote(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and path != ":memory:" and not Path(path).exists():
         raise errors.Unavailable(
@@ -196,7 +196,7 @@ def check_file(url: str) -> None:
 
 
 class BrokenProgram(Exception):
-    """The user's module raised while it was imported. Its own frames are shown, not ours."""
+    """The user's module raised while it was imported. Shows the user's frames, not ours."""
 
     def __init__(self, reference: str, error: Exception) -> None:
         super().__init__(f"{reference} cannot be imported: {type(error).__name__}: {error}")
@@ -258,11 +258,12 @@ def find_app(reference: str) -> App:
 
 
 def _text(value: object) -> str | None:
+    """An empty URL or app counts as missing, like an unset variable in a script."""
     return str(value) if value else None
 
 
 def _namespace(value: object) -> str | None:
-    """Empty is a variable of a script that was not set: it does not mean all of them."""
+    """Refuse an empty one: an unset variable in a script must not mean all namespaces."""
     return None if value is None else parse_namespace(value)
 
 
@@ -290,7 +291,7 @@ class Chosen:
             states=tuple(found for each in states for found in _states(each)),
             lane_id=lane,
             execution_kind=kind,
-            tag=None if tag is None else _pair(tag),
+            tag=None if tag is None else pair(tag),
         )
         self._blocked_only = BLOCKED in states and not {UNFINISHED, PublicState.DELAYED} & {*states}
         self._since = since
@@ -301,7 +302,7 @@ class Chosen:
         return self._filter.states
 
     def fits(self, execution: ExecutionSnapshot) -> bool:
-        """Whether an execution that the filter matches is meant: those blocked are delayed, too."""
+        """Whether a matching execution is meant: blocked ones have the state delayed, too."""
         return (
             not self._blocked_only
             or execution.public_state is not PublicState.DELAYED
@@ -323,7 +324,7 @@ class Chosen:
 
 
 def filter_options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, T]:
-    """Adds the filter options; the command gets them as its first argument."""
+    """Adds the filter options; the command gets them as its first argument, `Chosen`."""
 
     @click.option(
         "--state",
@@ -361,7 +362,8 @@ def _states(text: str) -> list[PublicState]:
     return [PublicState.DELAYED if text == BLOCKED else PublicState(text)]
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
+    """The key and the value of `--tag KEY=VALUE`."""
     key, equals, value = text.partition("=")
     if not equals:
         raise click.BadParameter("must look like KEY=VALUE", param_hint="--tag")
@@ -381,11 +383,12 @@ def _time(option: str, text: str | None, now_ms: int) -> int | None:
                 f"{text!r} is neither a duration such as 2h nor a time such as 2026-03-29T06:00",
                 param_hint=f"--{option}",
             ) from None
-    # A time without a zone is local time, as on the clock of the user who typed it.
+    # A time without a zone is local time: the user read it off a local clock.
     return max(0, round(at.astimezone(UTC).timestamp() * 1_000))
 
 
 def _filter_text(value: object) -> str | None:
+    """An empty filter is not dropped, so that it is refused instead of matching everything."""
     return None if value is None else str(value)
 
 

@@ -14,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.core.checks import visible, visible_json
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.policies import span
@@ -22,10 +23,10 @@ from flowfabric.terminal import Console, open_console, safe
 
 # Tables with one line per row that always fit the terminal ------------------
 #
-# Columns that hold what one copies or compares (states, ages) are never cut, and ids no
-# shorter than those we make; longer ones that people chose are cut in the middle.
-# When room is short, first the remark at the end gives way, then the widest of the
-# other columns down to what each needs, then the remark again, until it is left out.
+# Columns that people copy or compare (states, ages) are never cut, nor are generated ids; longer
+# ids that people chose are cut in the middle. When room is short, first the remark at the end
+# shrinks, then the widest of the other columns down to what each needs, then the remark again,
+# until it is left out.
 
 GAP: Final = "  "
 FLEXIBLE_MIN: Final = 5
@@ -42,7 +43,7 @@ class ScreenColumn(Struct, frozen=True):
     remark: bool = False
     """The last column: dim, and the first to give way."""
     at_least: int = FLEXIBLE_MIN
-    """How much room it needs if it has so much to show."""
+    """The width it keeps as long as there is room, if its content is that wide."""
     both_ends: bool = False
     """Cut in the middle, and never to less than it needs."""
 
@@ -134,7 +135,7 @@ def _line(row: Sequence[Text], columns: Sequence[ScreenColumn], widths: Sequence
 
 
 def _without_middle(cell: Text, width: int) -> Text:
-    """Both ends of a text that is too wide: the end is what tells one id from the next."""
+    """Both ends of a text that is too wide: ids often differ only at the end."""
     if cell.cell_len <= width:
         return cell.copy()
     head, tail = cell.copy(), cell.copy()
@@ -147,7 +148,7 @@ def _without_middle(cell: Text, width: int) -> Text:
 PIPED_COLUMNS: Final = 160
 """The width of a table that goes into a pipe or file, unless COLUMNS says otherwise."""
 WIDE_COLUMNS: Final = 132
-"""From here on there is room for whole uuids."""
+"""From this width on, there is room for whole uuids."""
 SHORT_ID_CHARS: Final = 12
 
 _STATE_STYLES: Final = {
@@ -212,8 +213,16 @@ def show(
         err().print(Text(nothing, style="dim"))
 
 
+def answer(document: object, sentence: str, *, as_json: bool) -> None:
+    """Print what a command has done: as JSON, or as a sentence."""
+    if as_json:
+        emit(document)
+    else:
+        out().print(Text(sentence))
+
+
 def facts(pairs: Iterable[tuple[str, Text | str | None]]) -> Table:
-    """Names and values under each other; pairs without a value are left out."""
+    """A line for each name and value; pairs without a value are left out."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -231,20 +240,25 @@ def lane_state(value: LaneState) -> Text:
     return Text(value, style=_LANE_STYLES[value])
 
 
+def named(namespace: str, name: str) -> str:
+    """A name, after its namespace unless that is the default."""
+    return name if namespace == DEFAULT_NAMESPACE else f"{namespace}/{name}"
+
+
 def short_id(execution_id: str) -> str:
-    """The whole uuid where there is room, else its last group, which commands accept as well."""
+    """The whole uuid if there is room, else its last group, which commands accept as well."""
     uuid = execution_id[-UUID_CHARS:]
     return uuid if out().width >= WIDE_COLUMNS else uuid[-SHORT_ID_CHARS:]
 
 
 def id_column() -> ScreenColumn:
-    """For ids as `short_id` shows them, and for those that people chose."""
+    """A column for ids from `short_id` and for ids that people chose."""
     at_least = UUID_CHARS if out().width >= WIDE_COLUMNS else SHORT_ID_CHARS
     return both_ends("ID", at_least=at_least)
 
 
 def one_line(text: str | None) -> str:
-    """Text for a cell of a table or the end of a line: a line break in it is seen as such."""
+    """Text for a cell or the end of a line, with line breaks made visible."""
     return visible((text or "").strip())
 
 
@@ -279,7 +293,7 @@ def emit(document: object) -> None:
 
 
 def plain(value: object) -> object:
-    """A value as JSON can hold it; bytes that are JSON themselves become what they mean."""
+    """A value that JSON can hold; bytes that contain JSON are decoded."""
     if isinstance(value, Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`serve`, `tokens` and `reconcile`: the HTTP server, who may ask it, and what time makes due."""
+"""`serve`, `tokens` and `reconcile`: the HTTP server, its tokens, and the reconcilers."""
 
 import asyncio
 import ipaddress
@@ -12,8 +12,8 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import options, screen
+from flowfabric.cli.running import configure, log_level_option
 from flowfabric.cli.screen import fixed, flexible
-from flowfabric.cli.worker import configure, log_level_option
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.tokens import ApiToken, Scope
@@ -40,15 +40,15 @@ TOKEN_COLUMNS: Final = (
 )
 
 
-def at_most(flag: str, name: str, default: int, told: str) -> Callable[[F], F]:
+def at_most(flag: str, name: str, default: int, help_text: str) -> Callable[[F], F]:
     """An option for a limit of the server."""
     return click.option(
-        flag, name, default=default, show_default=True, type=click.IntRange(1), help=told
+        flag, name, default=default, show_default=True, type=click.IntRange(1), help=help_text
     )
 
 
 class Origin(click.ParamType[str]):
-    """As browsers send it: any other spelling would never match."""
+    """An origin as browsers send it: any other spelling would never match."""
 
     name = "origin"
 
@@ -165,8 +165,10 @@ def serve(
 
             await serving.check_guarded(connected, listening, insecure=insecure)
             if insecure:
-                told = "anybody may do everything here, with or without a token"
-                log.warning("--insecure: %s%s", told, "" if listening.is_local else ", from afar")
+                warning = "anybody may do everything here, with or without a token"
+                log.warning(
+                    "--insecure: %s%s", warning, "" if listening.is_local else ", from afar"
+                )
             if not target.json:
                 screen.err().print(
                     f"serving at http://{host}:{port}, described at /docs", soft_wrap=True
@@ -272,10 +274,8 @@ def _row(token: ApiToken, now_ms: int) -> tuple[str | Text, ...]:
 async def revoke(engine: Engine, target: options.Target, token_id: str) -> None:
     """Let nobody in with the token of this ID any more; servers notice within seconds."""
     revoked = await engine.revoke_token(token_id)
-    if target.json:
-        screen.emit(_shown(revoked))
-    else:
-        screen.out().print(Text(f"revoked {revoked.token_id} ({revoked.name})"))
+    sentence = f"revoked {revoked.token_id} ({revoked.name})"
+    screen.answer(_shown(revoked), sentence, as_json=target.json)
 
 
 def _shown(token: ApiToken) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`signal` and `waitpoints`: what executions wait for, and giving it to them."""
+"""`signal` and `waitpoints`: see what executions wait for, and send it."""
 
 from typing import Final
 

@@ -78,7 +78,7 @@ async def submit(
         lane=lane,
         idempotency_key=key,
         execution_id=execution_id,
-        tags=dict(_pairs(tags)),
+        tags=dict(options.pair(each) for each in tags),
         delay=delay,
     )
     request = _request(target, kind, data, chosen, encoding)
@@ -90,7 +90,7 @@ async def submit(
     called = execution_id or uuid_of(created.execution_id)
     if wait_ms is not None:
         if not target.json:
-            # A user who ends the wait has to know what goes on.
+            # A user who ends the wait needs the id of what goes on.
             screen.err().print(Text(f"waiting for {called}", style="dim"))
         return await _await_end(engine, target, created.execution_id, called, wait_ms)
     new = isinstance(created, Created)
@@ -106,7 +106,7 @@ async def submit(
 def _request(
     target: options.Target, kind: str, data: bytes, chosen: Options, encoding: str
 ) -> NewExecution:
-    """What the program would ask for, if there is one; else what was given and no more."""
+    """The request that the program would make, if one is named; else only what was given."""
     namespace = target.scope() or DEFAULT_NAMESPACE
     task = None if target.app is None else _task_of(target.app, kind)
     if task is not None and encoding == JSON:
@@ -158,16 +158,6 @@ def _read_payload(payload: str | None, file: str | None) -> bytes:
         except OSError as error:
             raise click.UsageError(f"cannot read {file}: {error.strerror}") from None
     return b"" if payload is None else payload.encode()
-
-
-def _pairs(texts: tuple[str, ...]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise click.BadParameter("must look like KEY=VALUE", param_hint="--tag")
-        pairs.append((key, value))
-    return pairs
 
 
 async def _await_end(

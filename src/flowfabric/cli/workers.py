@@ -1,7 +1,6 @@
-"""`workers`: which are there, what each serves and has in hand; those that are gone."""
+"""`workers`: list them, see what happened to them, declare one dead."""
 
 import click
-from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right
@@ -24,7 +23,7 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
     """List workers: what each serves, what it has in hand. With --json: one per line."""
     found = await every_worker(engine, target.scope(), include_expired=everybody)
     now_ms = await engine.server_time_ms()
-    # Capabilities and namespaces only where some worker has them.
+    # Show capabilities and namespaces only if some worker has them.
     offers = any(worker.capabilities for worker in found)
     apart = any(worker.namespace for worker in found)
     columns = [
@@ -105,15 +104,13 @@ async def mark_dead(
         known = known or isinstance(answer, WorkerDead)
     if not known and not taken:
         raise NotFound("worker", worker)
-    if target.json:
-        screen.emit({"worker_instance_id": worker, "revoked_leases": taken})
-        return
-    said = f"{worker} is dead; {taken} execution{'' if taken == 1 else 's'} handed to others"
-    screen.out().print(Text(said))
+    sentence = f"{worker} is dead; {taken} execution{'' if taken == 1 else 's'} handed to others"
+    document = {"worker_instance_id": worker, "revoked_leases": taken}
+    screen.answer(document, sentence, as_json=target.json)
 
 
 async def _namespaces_of(engine: Engine, instance_id: str, scope: str | None) -> list[str | None]:
-    """Under which namespaces it is registered; as one of all of them if it is not."""
+    """The namespaces it is registered in, or `scope` if it is not registered."""
     present = await every_worker(engine, scope, include_expired=True)
     found = [each.namespace for each in present if each.worker_instance_id == instance_id]
     return [*found] if found else [scope]

@@ -18,7 +18,7 @@ LIVENESS_TTL_MS_MAX = 60 * 60 * 1_000
 """How long a worker may be silent before it counts as gone."""
 WEIGHT_MAX = 1_000
 """Of a lane beside others that a worker serves."""
-PARKED_MAX = 256
+KEPT_BACK_MAX = 256
 """Executions that nobody could run, which one call of a scheduler keeps back."""
 
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024

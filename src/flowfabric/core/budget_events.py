@@ -44,24 +44,24 @@ class BudgetDetails(Struct, frozen=True):
 
 
 def budget_events(before: Budget | None, after: Budget, now_ms: int) -> tuple[Event, ...]:
-    """What happened to a budget; nobody has created one that is not declared."""
+    """What happened to a budget. An undeclared one has no events: nobody created it."""
     if not after.declared:
         return ()
     if before is None or not before.declared:
         return (_event(after, BudgetEventType.CREATED, now_ms),)
-    told: list[Event] = []
+    events: list[Event] = []
     if differs(before, after):
-        told.append(_event(after, BudgetEventType.CHANGED, now_ms))
+        events.append(_event(after, BudgetEventType.CHANGED, now_ms))
     if after.reset_count != before.reset_count:
-        told.append(_event(after, BudgetEventType.RESET, now_ms))
+        events.append(_event(after, BudgetEventType.RESET, now_ms))
     if after.soft_breach_count != before.soft_breach_count:
-        told += [
+        events += [
             _event(after, BudgetEventType.SOFT_LIMIT, now_ms, name)
             for name in _passed(before, after)
         ]
     if after.breach_count != before.breach_count and _is_news(before, after, now_ms):
-        told.append(_event(after, BudgetEventType.BREACHED, now_ms, after.last_breach_dim))
-    return tuple(told)
+        events.append(_event(after, BudgetEventType.BREACHED, now_ms, after.last_breach_dim))
+    return tuple(events)
 
 
 def budget_of(event: StoredEvent) -> str | None:

@@ -1,4 +1,4 @@
-"""What is asked of budgets, checked: definitions, changes of them, and amounts.
+"""Checks of requests to budgets: definitions, changes and amounts.
 
 Bad input is refused before anything is written, with an error that names the field.
 """
@@ -130,8 +130,8 @@ def updated(account: budgets.Account, update: object, now_ms: int) -> budgets.Ac
         action = check_choice("on_hard_limit", update.on_hard_limit, budgets.OnHardLimit)
         budget = structs.replace(budget, on_hard_limit=action)
     if update.on_soft_limit is not None:
-        told = check_choice("on_soft_limit", update.on_soft_limit, budgets.OnSoftLimit)
-        budget = structs.replace(budget, on_soft_limit=told)
+        reaction = check_choice("on_soft_limit", update.on_soft_limit, budgets.OnSoftLimit)
+        budget = structs.replace(budget, on_soft_limit=reaction)
     if update.reset_interval_ms is not None:
         interval_ms = check_interval(update.reset_interval_ms)
         next_ms = now_ms + interval_ms if interval_ms else None
@@ -194,7 +194,7 @@ def check_dimension(field: str, name: object) -> str:
 
 
 def check_dedup_key(field: str, value: object) -> str | None:
-    """None where there is none; an empty one is none."""
+    """None if missing or empty."""
     return check_optional_text(field, value, bytes_max=DEDUP_KEY_BYTES_MAX) or None
 
 

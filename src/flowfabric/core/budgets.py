@@ -49,11 +49,11 @@ class BudgetScope(StrEnum):
     LANE = "lane"
     NAMESPACE = "namespace"
     TENANT = "tenant"
-    """Whatever is attached by name; nothing is by itself."""
+    """Executions that name it; nothing is attached automatically."""
 
 
 ATTACHING: Final = (BudgetScope.LANE, BudgetScope.KIND, BudgetScope.NAMESPACE)
-"""Those that reach whatever is submitted there; others are named by who submits."""
+"""Scopes that attach every submission there; the submitter names budgets of the others."""
 
 
 class EnforcementMode(StrEnum):
@@ -77,14 +77,14 @@ class OnHardLimit(StrEnum):
 
 
 CANCELLING: Final = (OnHardLimit.CANCEL_PENDING, OnHardLimit.CANCEL_FLOW)
-"""Those that are carried out after the breach, a batch at a time."""
+"""Reactions carried out after the breach, a batch at a time."""
 
 
 class OnSoftLimit(StrEnum):
     """What a report above a soft limit does beyond being counted."""
 
     WARN = "warn"
-    """It is told."""
+    """The caller is warned."""
     ALLOW = "allow"
     """Nothing."""
 
@@ -101,7 +101,7 @@ class Budget(Record, frozen=True, kw_only=True):
     budget_id: ids.BudgetId
     namespace: ids.Namespace
     name: str
-    """What people call it, and its id is derived from; the id itself where it has no name."""
+    """Its name, from which its id is derived; the id itself if it has no name."""
     declared: bool = True
     """False: somebody reported to it before it was created. It counts, and limits nothing."""
     scope_type: BudgetScope = BudgetScope.TENANT
@@ -165,7 +165,7 @@ class BudgetReport(Record, frozen=True, kw_only=True):
     execution_id: ids.ExecutionId | None = None
     """Kept as long as it exists."""
     lease_id: ids.LeaseId | None = None
-    """Of a reservation that its own attempt has settled: under which lease."""
+    """If its own attempt has settled it: the lease it did so under."""
     applied_at_ms: int
     keep_until_ms: int
 
@@ -217,7 +217,7 @@ class HardBreach(Struct, frozen=True, kw_only=True, tag="HardBreach"):
     """Without what was refused."""
     hard_limit: int
     reserved: int = 0
-    """What others hold of the rest."""
+    """Held by others."""
 
 
 Counted = UsageCounted | SoftBreach
@@ -257,7 +257,7 @@ def prior(report: BudgetReport) -> UsageAlreadyApplied:
 
 
 def reached_namespace(budget: Budget) -> str:
-    """Where whatever is attached to a budget by its scope is submitted."""
+    """The namespace whose submissions the budget can attach."""
     return budget.scope_id if budget.scope_type is BudgetScope.NAMESPACE else budget.namespace
 
 
@@ -336,7 +336,7 @@ def settled_under(
 
 
 def own_key(key: str, lease_id: ids.LeaseId) -> str:
-    """One that no reservation has: their names have no line breaks."""
+    """A name no reservation can have: theirs have no line breaks."""
     return f"{key}\n{lease_id}"
 
 
@@ -344,7 +344,7 @@ def own_key(key: str, lease_id: ids.LeaseId) -> str:
 
 
 class Account(Struct, frozen=True):
-    """What decisions are made about. `posted` turns it back into the row."""
+    """A budget as decisions work with it. `posted` turns it back into the row."""
 
     budget: Budget
     hard: Amounts
@@ -460,8 +460,8 @@ def reserve(
             return Posting(structs.replace(account, wanted=least), over)
         return Posting(_breached(account, over, now_ms), over)
     reserved = plus(without.reserved, amounts)
-    told = Reserved(undeclared=not account.budget.declared)
-    return Posting(structs.replace(account, reserved=reserved), told)
+    answer = Reserved(undeclared=not account.budget.declared)
+    return Posting(structs.replace(account, reserved=reserved), answer)
 
 
 def settle(
@@ -621,8 +621,8 @@ def _judged(counted: Account, amounts: Amounts) -> Posting[Counted | HardBreach]
             counted = structs.replace(counted, budget=budget)
             if budget.on_soft_limit is OnSoftLimit.ALLOW:
                 break
-            told = SoftBreach(dimension=name, current_usage=usage, soft_limit=limit)
-            return Posting(counted, told)
+            answer = SoftBreach(dimension=name, current_usage=usage, soft_limit=limit)
+            return Posting(counted, answer)
     return Posting(counted, UsageCounted(undeclared=not counted.budget.declared))
 
 

@@ -7,7 +7,7 @@ safe to show here too.
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -15,6 +15,8 @@ from flowfabric.core import bounds
 from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
 
 Choice = TypeVar("Choice", bound=StrEnum)
+T = TypeVar("T")
+V = TypeVar("V")
 
 # Text that others wrote, made safe to show ----------------------------------
 #
@@ -100,6 +102,15 @@ def check_int(field: str, value: object, low: int, high: int) -> int:
     if not low <= value <= high:
         raise InvalidInput(field, f"must be {low} to {high}", value)
     return value
+
+
+def optional(check: Callable[[V], T], value: V | None) -> T | None:
+    """The checked value, if there is one."""
+    return None if value is None else check(value)
+
+
+def check_optional_int(field: str, value: object, low: int, high: int) -> int | None:
+    return None if value is None else check_int(field, value, low, high)
 
 
 def check_priority(value: object) -> int:
@@ -211,6 +222,8 @@ def check_json(field: str, value: object, bytes_max: int, *, encoding: object) -
 
 def check_depth(field: str, document: bytes) -> None:
     """Refuse JSON with more lists and objects inside each other than can be read back."""
+    if len(document) <= bounds.PAYLOAD_DEPTH_MAX:
+        return
     if document.count(b"[") + document.count(b"{") <= bounds.PAYLOAD_DEPTH_MAX:
         return
     brackets = _TEXTS.sub(b"", document).translate(_SAME_BRACKETS, _NOT_BRACKETS)

@@ -18,6 +18,7 @@ from flowfabric.core.checks import (
     INSTANCE_TAG_KEY,
     check_bool,
     check_int,
+    check_optional_int,
     check_optional_text,
     check_optional_time,
     check_required,
@@ -102,7 +103,7 @@ class NewExecution(Struct, frozen=True, kw_only=True):
     An id of the caller's own and its key always have to agree.
     """
     partition_id: int | None = None
-    """Where to create it; that of `execution_id` if that is given."""
+    """Where to create it; follows from `execution_id` if that is given."""
     parent_execution_id: str | None = None
     """The execution that submits this one. Once ended, a child is kept while its parent runs."""
     gates: Sequence[GateName] = ()
@@ -163,7 +164,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     deadline_after_ms: int | None
     gates: tuple[GateName, ...] = ()
     gate_ids: str = NO_GATES
-    """Those of the gates, as JSON: what a route knows them by."""
+    """The ids of the gates as JSON, as routes store them."""
     limits: tuple[DeclaredLimit, ...] = ()
     """What the program declares of them."""
 
@@ -221,9 +222,7 @@ def check_terms(request: NewExecution, keep: Keep = DEFAULT_KEEP) -> Terms:
         retention_ms=kept.completed_ms,
         retention_failed_ms=kept.failed_ms,
         delay_until_ms=check_optional_time("delay_until_ms", delay_until_ms),
-        delay_ms=None
-        if request.delay_ms is None
-        else check_int("delay_ms", request.delay_ms, 0, DURATION_MAX_MS),
+        delay_ms=check_optional_int("delay_ms", request.delay_ms, 0, DURATION_MAX_MS),
         deadline_at_ms=check_optional_time(
             "execution_deadline_at_ms", request.execution_deadline_at_ms
         ),

@@ -72,9 +72,9 @@ class Order:
         self._stored.discard(position)
         self._allotted.pop(position, None)
 
-    def next(self) -> int | None:
-        """What reaches the function now that it is at rest."""
-        if self.expects:
+    def next(self, *, patient: bool = True) -> int | None:
+        """What reaches the function now that it is at rest; `patient`, in its order."""
+        if patient and self.expects:
             return None
         asked_for = self._first_asked_for()
         if asked_for is not None:

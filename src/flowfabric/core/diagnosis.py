@@ -9,10 +9,10 @@ by its route. A row goes with what it belongs to.
 Operations keep it so; the audit looks whether they did, on any database.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.checks import split_kind
 from flowfabric.core.conditions import Progress
@@ -32,6 +32,7 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
+from flowfabric.errors import Corruption
 
 # What an execution with an open join waits for, in words and as data, at the time of reading
 
@@ -141,7 +142,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     served: bool
     """Whether a worker claimed from this route lately."""
     attended: bool = True
-    """Whether any worker is there, of whatever route: each sees to what is due."""
+    """Whether any worker runs at all: every worker runs the reconcilers."""
     now_ms: int
     other_versions: tuple[int, ...] = ()
     """The versions of the same task that workers claimed lately."""
@@ -180,7 +181,7 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
 
 
 def _remark(execution: Execution, around: Surroundings) -> str:
-    """What lists cannot tell from the execution alone."""
+    """What the execution alone does not tell."""
     if execution.ready:
         goes_on = resumes(execution)
         obstacles = (each.obstacle(around.now_ms, resumes=goes_on) for each in around.gates)
@@ -427,6 +428,25 @@ def _after(ahead: int | None) -> str:
             return f" after {ahead} others of its kind"
 
 
+def held_up_by_limits(execution: Execution, facts: Iterable[GateFacts], now_ms: int) -> Execution:
+    """A ready execution as readers see it: waiting for the first of its limits that is full.
+
+    A limit that cannot be read lets nothing through; it must not keep others from being listed.
+    """
+    for each in facts:
+        try:
+            obstacle = each.obstacle(now_ms, resumes=resumes(execution))
+        except Corruption as error:
+            obstacle = str(error)
+        if obstacle is not None:
+            budget = each.limit is None
+            reason = (
+                BlockingReason.WAITING_FOR_BUDGET if budget else BlockingReason.WAITING_FOR_QUOTA
+            )
+            return structs.replace(execution, blocking_reason=reason, blocking_detail=obstacle)
+    return execution
+
+
 RING_NAMED_MAX = 3
 """How many of those that wait for each other a complaint names."""
 
@@ -505,7 +525,7 @@ ADVICE = {
 
 
 class Complaint(Struct, frozen=True, kw_only=True):
-    """One thing that must not be."""
+    """One inconsistency."""
 
     wrong: Wrong
     execution_id: ExecutionId
@@ -569,7 +589,7 @@ Waits = Mapping[ExecutionId, Collection[ExecutionId]]
 
 
 def rings(waits: Waits) -> dict[ExecutionId, tuple[ExecutionId, ...]]:
-    """Those that wait for themselves by way of others, and the shortest way there.
+    """Executions that wait for themselves through others, and the shortest such ring.
 
     An execution is woken by the first end among those it waits for. So it is stuck only if
     all of them are; one that is not in `waits` goes on by itself.

@@ -9,12 +9,18 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.checks import check_choice, check_name, check_tag_key, check_tag_value
+from flowfabric.core.checks import (
+    check_choice,
+    check_name,
+    check_tag_key,
+    check_tag_value,
+    optional,
+)
 from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
@@ -79,54 +85,67 @@ class StoredEvent(Event, frozen=True, kw_only=True):
     event_id: int
 
 
-def lease_event(
-    execution: Execution, event_type: LeaseEventType, now_ms: int, reason: str | None = None
+class EventFields(TypedDict, total=False):
+    """What only some events about an execution carry."""
+
+    lease_id: LeaseId | None
+    lease_epoch: int
+    attempt_index: int
+    worker_instance_id: WorkerInstanceId | None
+    reason: str | None
+    details: str
+
+
+def event_about(
+    execution: Execution,
+    category: EventCategory,
+    event_type: str,
+    now_ms: int,
+    **fields: Unpack[EventFields],
 ) -> Event:
-    """An event about the lease `execution` holds; pass the record as it is while it holds it."""
     return Event(
-        category=EventCategory.LEASE,
+        category=category,
         event_type=event_type,
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         flow_id=execution.flow_id,
+        namespace=execution.namespace,
+        instance_tag=execution.instance_tag,
+        occurred_at_ms=now_ms,
+        **fields,
+    )
+
+
+def lease_event(
+    execution: Execution, event_type: LeaseEventType, now_ms: int, reason: str | None = None
+) -> Event:
+    """An event about the lease `execution` holds; pass the record as it is while it holds it."""
+    return event_about(
+        execution,
+        EventCategory.LEASE,
+        event_type,
+        now_ms,
         lease_id=execution.lease_id,
         lease_epoch=execution.lease_epoch,
         attempt_index=execution.current_attempt_index,
         worker_instance_id=execution.worker_instance_id,
         reason=reason,
-        namespace=execution.namespace,
-        instance_tag=execution.instance_tag,
-        occurred_at_ms=now_ms,
     )
 
 
 def completion_event(execution: Execution, outcome: TerminalOutcome, now_ms: int) -> Event:
-    return Event(
-        category=EventCategory.COMPLETION,
-        event_type=outcome,
-        partition_key=execution.partition_key,
-        execution_id=execution.execution_id,
-        flow_id=execution.flow_id,
+    return event_about(
+        execution,
+        EventCategory.COMPLETION,
+        outcome,
+        now_ms,
         lease_epoch=execution.lease_epoch,
         attempt_index=execution.current_attempt_index,
-        namespace=execution.namespace,
-        instance_tag=execution.instance_tag,
-        occurred_at_ms=now_ms,
     )
 
 
 def operator_event(execution: Execution, event_type: str, now_ms: int, details: str) -> Event:
-    return Event(
-        category=EventCategory.OPERATOR,
-        event_type=event_type,
-        partition_key=execution.partition_key,
-        execution_id=execution.execution_id,
-        flow_id=execution.flow_id,
-        namespace=execution.namespace,
-        instance_tag=execution.instance_tag,
-        details=details,
-        occurred_at_ms=now_ms,
-    )
+    return event_about(execution, EventCategory.OPERATOR, event_type, now_ms, details=details)
 
 
 class TagDetails(Struct, frozen=True):
@@ -139,17 +158,7 @@ class TagDetails(Struct, frozen=True):
 def tag_events(execution: Execution, tags: Mapping[str, str], now_ms: int) -> tuple[Event, ...]:
     """An event for each tag that an execution has been given, or that has another value now."""
     return tuple(
-        Event(
-            category=EventCategory.TAG,
-            event_type=event_type,
-            partition_key=execution.partition_key,
-            execution_id=execution.execution_id,
-            flow_id=execution.flow_id,
-            namespace=execution.namespace,
-            instance_tag=execution.instance_tag,
-            details=details,
-            occurred_at_ms=now_ms,
-        )
+        event_about(execution, EventCategory.TAG, event_type, now_ms, details=details)
         for _, _, event_type, details in tag_rows(tags)
     )
 
@@ -307,7 +316,7 @@ def check_scanner_filter(only: object) -> ScannerFilter:
     if not isinstance(only, ScannerFilter):
         raise InvalidInput("only", "must be a ScannerFilter", only)
     return ScannerFilter(
-        namespace=None if only.namespace is None else parse_namespace(only.namespace),
+        namespace=optional(parse_namespace, only.namespace),
         tag=None if only.tag is None else _check_tag(only.tag),
     )
 
@@ -346,7 +355,7 @@ def check_filter(
     tag: object,
 ) -> EventFilter:
     return EventFilter(
-        namespace=None if namespace is None else parse_namespace(namespace),
+        namespace=optional(parse_namespace, namespace),
         category=check_category(category),
         execution_id=execution_id,
         kind=None if kind is None else check_name("kind", kind),
@@ -379,54 +388,48 @@ class DeliveryEffect(StrEnum):
     DEDUPED = "deduped"
 
 
-class CompletionEvent(Struct, frozen=True, kw_only=True):
-    """An execution has ended."""
-
+class TypedEvent(Struct, frozen=True, kw_only=True):
     cursor: str
     execution_id: ExecutionId
-    flow_id: FlowId | None
-    outcome: str
-    """One of `CompletionOutcome`."""
     at_ms: int
 
 
-class LeaseHistoryEvent(Struct, frozen=True, kw_only=True):
-    """A lease was given, kept, lost or taken away."""
+class CompletionEvent(TypedEvent, frozen=True, kw_only=True):
+    """An execution has ended."""
 
-    cursor: str
-    execution_id: ExecutionId
+    flow_id: FlowId | None
+    outcome: str
+    """One of `CompletionOutcome`."""
+
+
+class LeaseHistoryEvent(TypedEvent, frozen=True, kw_only=True):
+    """A lease was acquired, renewed, lost or revoked."""
+
     event_type: LeaseEventType
     lease_id: str | None
     worker_instance_id: str | None
     """Whose lease it is, or was."""
     revoked_by: str | None
     """Why it was released or taken away."""
-    at_ms: int
 
 
-class SignalDeliveryEvent(Struct, frozen=True, kw_only=True):
+class SignalDeliveryEvent(TypedEvent, frozen=True, kw_only=True):
     """A signal was accepted."""
 
-    cursor: str
-    execution_id: ExecutionId
     signal_id: str
     waitpoint_id: str | None
     source_identity: str | None
     effect: str
     """One of `DeliveryEffect`, or what is stored."""
-    at_ms: int
 
 
-class InstanceTagEvent(Struct, frozen=True, kw_only=True):
-    """An execution was given a tag, or a tag of it another value."""
+class InstanceTagEvent(TypedEvent, frozen=True, kw_only=True):
+    """A tag was set on an execution, or given another value."""
 
-    cursor: str
-    execution_id: ExecutionId
     event_type: TagEventType
     tag: str
     value: str
     """Empty for one that was cleared."""
-    at_ms: int
 
 
 class SignalDetails(Struct, frozen=True):

@@ -57,7 +57,7 @@ class Resolution(Struct, frozen=True, kw_only=True):
     edges: tuple[flow_records.Edge, ...]
     groups: tuple[flow_records.EdgeGroup, ...]
     fired: tuple[flow_records.EdgeGroup, ...]
-    """Those of `groups` that fired now."""
+    """The `groups` that fired now."""
     inputs: tuple[flow_records.ExecutionInput, ...]
 
 
@@ -529,12 +529,12 @@ def _wait_again(
     (event,) = decision.changes.events
     skipped = subject.execution.terminal_outcome is TerminalOutcome.SKIPPED
     details = {"branch": "skipped_flow_member" if skipped else "normal", "groups_reset": 1}
-    told = structs.replace(event, details=msgspec.json.encode(details).decode())
+    detailed = structs.replace(event, details=msgspec.json.encode(details).decode())
     return transitions.Decision(
         answer=Replayed(public_state=waiting.public_state),
         changes=transitions.Changes(
             updates=(waiting, *decision.changes.updates[1:], group, *reopened.edges),
-            events=(told,),
+            events=(detailed,),
         ),
     )
 
@@ -599,7 +599,7 @@ def overlooked(
 def requeued(
     flow: flow_records.FlowRecord, execution: Execution, now_ms: int
 ) -> flow_records.PendingCancel | None:
-    """What has a member cancelled that is marked for it; none for one that is not."""
+    """Why a member that is marked for it is cancelled; None for one that is not."""
     if held_by(execution) is not Hold.CANCELLATION:
         return None
     return flow_records.PendingCancel(

@@ -250,7 +250,7 @@ class FlowAudit(Record, frozen=True, kw_only=True):
     audit_id: int = 1
     next_flow_id: str
     next_execution_id: str
-    """Where the look at members goes on, this one included."""
+    """The member from which the look continues, inclusive."""
     after_waiter: str = ""
     """The last one looked at of those that wait for others."""
     due_at_ms: int

@@ -59,18 +59,18 @@ class LimitSource(StrEnum):
     """Whose word on a limit counts."""
 
     CODE = "code"
-    """What the program declares; the next deploy may change it."""
+    """Declared by the program; the next deploy may change it."""
     STORED = "stored"
-    """What somebody has set at run time: it wins over the program."""
+    """Set at run time: it wins over the program."""
 
 
 class WhileSuspended(StrEnum):
-    """What becomes of a slot while its execution waits to go on with its attempt."""
+    """What happens to a slot while its execution is paused."""
 
     RELEASE = "release"
     """Others may have it; going on needs one again."""
     KEEP = "keep"
-    """It stays taken, and going on needs none."""
+    """It stays taken; resuming needs no other."""
 
 
 class QuotaPolicy(Record, frozen=True, kw_only=True):
@@ -198,7 +198,7 @@ def policy_id_of(namespace: str, name: str) -> QuotaPolicyId:
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a gate lets through; 0 is no limit."""
+    """What a gate lets through; 0 means no limit."""
 
     window_ms: int = 0
     rate: int = 0
@@ -223,7 +223,7 @@ JITTER_MS_MAX: Final = 60 * 60 * 1_000
 
 
 class QuotaSpec(Struct, frozen=True, kw_only=True):
-    """What a policy asks for; 0 is no limit."""
+    """What a policy asks for; 0 means no limit."""
 
     window_ms: int = 0
     max_requests_per_window: int = 0
@@ -383,7 +383,7 @@ def written(window: Window) -> str:
 
 
 def trimmed(window: Window, window_ms: int, now_ms: int) -> Window:
-    """Without what is so long ago that it no longer counts, or so far ahead.
+    """The window without starts that are too old to count, or too far in the future.
 
     A clock that was set back leaves starts ahead of it. They count like others as long as they lie
     within a window; what lies beyond would keep everything waiting until the clock is there again.
@@ -498,7 +498,7 @@ class GateState(Struct, frozen=True, kw_only=True):
 
 
 class Room(Struct, frozen=True, kw_only=True):
-    """What fits; None is any number. Who starts needs a slot and a start, who resumes a slot."""
+    """How many fit; None means unlimited. Starting takes a slot and a start, resuming a slot."""
 
     slots: int | None = None
     starts: int | None = None
@@ -582,7 +582,7 @@ def allot(
 
 
 class _Left:
-    """What is left of a gate's room while it is shared out; negative is any number."""
+    """The room left at a gate while it is shared out; negative means unlimited."""
 
     def __init__(self, room: Room) -> None:
         self.slots = -1 if room.slots is None else room.slots
@@ -594,7 +594,7 @@ class _Left:
         return self._keeps or self.slots != 0
 
     def take(self, *, starts: bool) -> None:
-        """One more has it. Of several, any may turn out to resume; that leaves more room."""
+        """Take room for one more. If it turns out to resume, more room is left."""
         self.slots -= self.slots > 0 and (starts or not self._keeps)
         self.starts -= starts and self.starts > 0
 
@@ -634,7 +634,7 @@ class GateFacts(Struct, frozen=True, kw_only=True):
         return 0 if self.state.room(now_ms).slots != 0 else now_ms
 
     def obstacle(self, now_ms: int, *, resumes: bool = False) -> str | None:
-        """What keeps an execution from passing it now, if anything does."""
+        """Why an execution cannot pass now; None if it can."""
         gate, limits, room = self.state.gate, self.state.limits, self.state.room(now_ms)
         whose = f" for {gate.gate_key}" if gate.gate_key else ""
         if gate.closed:
@@ -669,7 +669,7 @@ class RateExceeded(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ConcurrencyExceeded(Struct, frozen=True, tag=True):
-    """As many as may be hold a slot. Nothing was counted."""
+    """All slots are taken. Nothing was counted."""
 
 
 AdmissionOutcome = Admitted | AlreadyAdmitted | RateExceeded | ConcurrencyExceeded

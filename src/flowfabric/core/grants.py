@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import states, transitions
-from flowfabric.core.checks import check_int, check_optional_time, missing
+from flowfabric.core.checks import check_optional_int, check_optional_time, missing
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import HandleKind
@@ -92,7 +92,9 @@ def read_key(grant_key: object) -> GrantKey:
             signature=bytes.fromhex(signature),
         )
     except ValueError:
-        raise errors.InvalidInput("grant_key", "is no key that was given out", grant_key) from None
+        raise errors.InvalidInput(
+            "grant_key", "is not a key that was handed out", grant_key
+        ) from None
 
 
 def _signature(
@@ -185,7 +187,7 @@ def decide_reclaim_grant(
     """Reserve an execution that has lost its lease; one nobody has noticed is noted first."""
     execution_id = subject.execution.execution_id
     lost = _notice(subject, timing)
-    subject = _after(subject, lost)
+    subject = transitions.advance(subject, lost)
     execution = subject.execution
     if execution.lifecycle_phase is states.LifecyclePhase.TERMINAL and lost.updates:
         limit = reclaim_limit(parse_policy(execution.policy))
@@ -256,13 +258,6 @@ def _notice(subject: transitions.Subject, timing: Timing) -> transitions.Changes
     if not leased or not lease_is_dead(execution, timing.now_ms):
         return transitions.NO_CHANGES
     return note_expired(subject, timing.now_ms)
-
-
-def _after(subject: transitions.Subject, changes: transitions.Changes) -> transitions.Subject:
-    for record in changes.updates:
-        if isinstance(record, Execution):
-            subject = structs.replace(subject, execution=record)
-    return subject
 
 
 def _reclaimable(execution: Execution) -> bool:
@@ -339,9 +334,9 @@ NO_OTHER_TIMERS: Final = Timers()
 
 def check_timers(attempt_timeout_ms: object, execution_deadline_at_ms: object) -> Timers:
     return Timers(
-        attempt_timeout_ms=None
-        if attempt_timeout_ms is None
-        else check_int("attempt_timeout_ms", attempt_timeout_ms, 0, DURATION_MAX_MS),
+        attempt_timeout_ms=check_optional_int(
+            "attempt_timeout_ms", attempt_timeout_ms, 0, DURATION_MAX_MS
+        ),
         deadline_at_ms=check_optional_time("execution_deadline_at_ms", execution_deadline_at_ms),
     )
 
@@ -359,7 +354,7 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
     lease_id: LeaseId | None = None
     """That of the grant unless given."""
     attempt_id: AttemptId | None = None
-    """Of an attempt that begins; that of the grant unless given."""
+    """For an attempt that begins; defaults to the grant's id."""
     timers: Timers = NO_OTHER_TIMERS
     attempt_index: int | None = None
     attempt_time_left_ms: int | None = None
@@ -375,10 +370,10 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
 
 
 def decide_claim_granted(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, now_ms: int
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: Timing
 ) -> transitions.Decision[Granted]:
     """Turn a grant into a lease under which an attempt begins."""
-    repeated = _repeated(subject, claim, now_ms)
+    repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:
         return transitions.Decision(answer=repeated)
     execution = subject.execution
@@ -389,14 +384,14 @@ def decide_claim_granted(
             f"{execution.called} continues an attempt: claim it as resumed"
         )
     _check_attempt_meant("expected_attempt_index", execution.total_attempt_count, claim)
-    return _use(subject, claim, lane, now_ms)
+    return _use(subject, claim, lane, timing.now_ms)
 
 
 def decide_claim_resumed(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, now_ms: int
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: Timing
 ) -> transitions.Decision[Granted]:
     """Turn a grant into a lease under which the interrupted attempt goes on."""
-    repeated = _repeated(subject, claim, now_ms)
+    repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:
         return transitions.Decision(answer=repeated)
     execution = subject.execution
@@ -410,7 +405,7 @@ def decide_claim_resumed(
     if held_by(execution) not in (Hold.NOTHING, Hold.GRANT):
         raise errors.ExecutionNotLeaseable(f"{execution.called} is {execution.public_state}")
     _check_attempt_meant("current_attempt_index", execution.current_attempt_index, claim)
-    return _use(subject, claim, lane, now_ms)
+    return _use(subject, claim, lane, timing.now_ms)
 
 
 def _use(
@@ -482,7 +477,7 @@ def check_leaseable(execution: Execution) -> None:
 
 
 def _repeated(subject: transitions.Subject, claim: GrantClaim, now_ms: int) -> Granted | None:
-    """What the same process has got for this grant already, if it still holds it."""
+    """The lease this process got for this grant before, if it still holds it."""
     execution, attempt = subject.execution, subject.attempt
     if (
         execution.ownership_state is not states.OwnershipState.LEASED

@@ -333,7 +333,7 @@ def check_own_partition(execution_id: ExecutionId, partitions: PartitionConfig) 
     if execution_id != right:
         raise InvalidInput(
             "execution_id",
-            f"has another partition than its uuid; give the uuid alone, or {right}",
+            f"does not have the partition of its uuid; give the uuid alone, or {right}",
             execution_id,
         )
     return execution_id

@@ -64,6 +64,7 @@ _PLACE_CHARS: Final = 10
 _SHORT_CHARS: Final = 10
 _LABEL_CHARS_MAX: Final = 80
 _NUMBERED: Final = re.compile(r"#\d+$")
+_WITH_ARGUMENTS: Final = (StepKind.CALL, StepKind.SUBMIT)
 _INSIDE: Final = "|"
 """Between a line and one started in it."""
 
@@ -91,6 +92,8 @@ class Asked(NamedTuple):
     """If it is parallel: the position of the last outcome before it (see `delivery`), or, if its
     line alone makes calls, minus its number in the line; none, if what the code does outside of
     steps may have brought it here."""
+    tells: bool = False
+    """Its arguments say something that stays the same in every run."""
 
 
 class Kept(NamedTuple):
@@ -105,6 +108,8 @@ class Kept(NamedTuple):
     equal: int = 1
     same: int = 1
     after: int | None = None
+    after_key: str | None = None
+    """The key of the call before it in its line."""
 
 
 class Match(NamedTuple):
@@ -117,7 +122,7 @@ class Match(NamedTuple):
     """The key of what its number stands for, where only the arguments say that it is another's."""
 
 
-_NEW: Final = Match()
+NEW: Final = Match()
 
 
 class Shelf:
@@ -140,6 +145,10 @@ class Shelf:
         self._burst: set[tuple[str, str, int]] = set()
         self._reordered: Collection[str] = ()
         """The names of branches of a burst whose arguments tell that their order has changed."""
+        self._by_chance: set[tuple[str, str]] = set()
+        """Names called in parallel: other calls of them, too, come in the order branches end."""
+        self._before: dict[str, str | None] = {}
+        """The key of the step before each."""
         self._numbers: set[tuple[str, str, int]] = set()
         """What was stored in the order of the code, taken or not."""
         self._guessed: dict[tuple[str, str, str], str] = {}
@@ -148,10 +157,12 @@ class Shelf:
         """Nothing has been taken off it in this run."""
         for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
             name = each.kind, each.name
+            self._before[each.key] = each.after_key
             self._equal.setdefault((*name, each.digest), {}).setdefault(_rank(each), each)
             if each.kind == BRANCH:
                 self._firm.setdefault(_firm_rank(each), {})[each.key] = each
             if each.parallel:
+                self._by_chance.add(name)
                 self._parallel.setdefault(name, {})[each.key] = each
                 if each.after is not None:
                     self._after.setdefault(each.after, []).append(each)
@@ -165,10 +176,23 @@ class Shelf:
     def left(self) -> list[Kept]:
         return list(self._left.values())
 
-    def take(self, burst: Sequence[Asked]) -> list[Match]:
-        """What the calls of one burst stand for, taken off the shelf."""
+    def holds(self, key: str) -> bool:
+        """Whether it has not been asked for yet."""
+        return key in self._left
+
+    def numbered(self, asked: Asked) -> Kept | None:
+        """What a call stands for by its number alone, although it has other arguments."""
+        kept = self._numbered(asked)
+        return kept if kept is not None and _differs(kept, asked) else None
+
+    def take(self, burst: Sequence[Asked], forked_after: str | None = None) -> list[Match]:
+        """What the calls of one burst stand for, taken off the shelf.
+
+        If branches of the line are under way, `forked_after` is the key of the call before the
+        first of them; empty, if there was none.
+        """
         if not self._left and not self._guessed:
-            return [_NEW] * len(burst)
+            return [NEW] * len(burst)
         found: list[Kept | None] = [None] * len(burst)
         self._burst = {(asked.kind, asked.name, asked.number) for asked in burst}
         passes = (self._same, self._equal_to, self._alike, self._numbered)
@@ -180,12 +204,12 @@ class Shelf:
         if len(burst) == 1 and found[0] is None and not self._is_given_away(burst[0]):
             found[0] = self._remove(self._left_over(burst[0]))
         for asked, kept in zip(burst, found, strict=True):
-            if kept is not None and firm(kept.digest) != firm(asked.digest):
+            if kept is not None and _differs(kept, asked):
                 self._guessed[kept.kind, kept.name, kept.digest] = kept.key
         return [
             Match(kept)
             if kept is not None
-            else Match(None, self.refusal(asked), self._instead_of(asked))
+            else Match(None, self.refusal(asked, forked_after), self._instead_of(asked))
             for asked, kept in zip(burst, found, strict=True)
         ]
 
@@ -204,6 +228,10 @@ class Shelf:
         """A person has accepted that these are left behind: they are no sign any more."""
         self._forgiven.update(self._left.keys() & keys)
 
+    def has_equal(self, asked: Asked) -> bool:
+        """Whether something with the same name and arguments is left."""
+        return self._same(asked) is not None or self._alike(asked) is not None
+
     def take_same(self, asked: Asked) -> Kept | None:
         """Take off what has the same name, arguments and ordinal among its equals."""
         return self._remove(self._same(asked)) if self._left else None
@@ -216,14 +244,31 @@ class Shelf:
     @property
     def behind(self) -> Kept | None:
         """A step that the code should have asked for before anything new."""
-        return next(
-            (
-                kept
-                for kept in self._left.values()
-                if not kept.parallel and kept.key not in self._forgiven
-            ),
-            None,
-        )
+        return next(self._behind(), None)
+
+    def _behind(self) -> Iterator[Kept]:
+        left = self._left.values()
+        return (kept for kept in left if not kept.parallel and kept.key not in self._forgiven)
+
+    def _behind_call(self, asked: Asked, forked_after: str | None) -> Kept | None:
+        """The same for a call. Beside branches, one may come before what an earlier run asked for
+        once they had ended; but whatever lies before their start comes first in every run."""
+        left = self._behind()
+        if (asked.kind, asked.name) in self._by_chance:
+            left = (kept for kept in left if (kept.kind, kept.name) not in self._by_chance)
+        if forked_after is not None:
+            before = self._up_to(forked_after)
+            left = (kept for kept in left if kept.key in before)
+        return next(left, None)
+
+    def _up_to(self, key: str) -> set[str]:
+        """The keys of a step and of all before it."""
+        found: set[str] = set()
+        each: str | None = key
+        while each is not None and each in self._before and each not in found:
+            found.add(each)
+            each = self._before[each]
+        return found
 
     def missed(self, asked: Asked) -> str:
         """Why a call that holds its line must not run: an earlier run asked for another there.
@@ -233,7 +278,7 @@ class Shelf:
         """
         for kept in self._beside(asked):
             if kept.key not in self._forgiven and not _is_of(kept, asked):
-                return _not_asked_for(asked, kept)
+                return left_behind(asked, kept)
         return ""
 
     def _beside(self, asked: Asked) -> Iterator[Kept]:
@@ -251,6 +296,9 @@ class Shelf:
         equal = self._equal.get((asked.kind, asked.name, asked.digest))
         # Among equal branches the ordinal tells which is which, although some are not stored.
         if not equal or asked.kind == BRANCH:
+            return None
+        # One that is as long as another by chance is not that one.
+        if asked.kind == StepKind.SLEEP and self._at_number(asked) is not None:
             return None
         return next((kept for kept in equal.values() if self._moved(asked, kept)), None)
 
@@ -274,10 +322,15 @@ class Shelf:
         return kept if kept is not None and _is_alike(asked, kept) else None
 
     def _numbered(self, asked: Asked) -> Kept | None:
-        if asked.name in self._reordered:
+        if asked.name in self._reordered or self._is_by_chance(asked):
             return None
         kept = self._at_number(asked)
         return None if kept is None or kept.key in self._only_equal else kept
+
+    def _is_by_chance(self, asked: Asked) -> bool:
+        """Whether the number of a call with arguments is a matter of chance."""
+        name = asked.kind, asked.name
+        return asked.kind in _WITH_ARGUMENTS and name in self._by_chance and not asked.at_once
 
     def _at_number(self, asked: Asked) -> Kept | None:
         if asked.at_once:
@@ -297,22 +350,25 @@ class Shelf:
 
     def _remove(self, kept: Kept | None) -> Kept | None:
         if kept is not None:
-            self.untouched = False
-            name = kept.kind, kept.name
-            equal = self._equal[*name, kept.digest]
-            if equal.get(_rank(kept)) is kept:
-                del equal[_rank(kept)]
-            if kept.kind == BRANCH:
-                del self._firm[_firm_rank(kept)][kept.key]
-            if kept.parallel:
-                del self._parallel[name][kept.key]
-            else:
-                ordered = self._ordered[name]
-                del ordered[kept.number][kept.key]
-                if not ordered[kept.number]:
-                    del ordered[kept.number]
-            del self._left[kept.key]
+            self.remove(kept)
         return kept
+
+    def remove(self, kept: Kept) -> None:
+        self.untouched = False
+        name = kept.kind, kept.name
+        equal = self._equal[*name, kept.digest]
+        if equal.get(_rank(kept)) is kept:
+            del equal[_rank(kept)]
+        if kept.kind == BRANCH:
+            del self._firm[_firm_rank(kept)][kept.key]
+        if kept.parallel:
+            del self._parallel[name][kept.key]
+        else:
+            ordered = self._ordered[name]
+            del ordered[kept.number][kept.key]
+            if not ordered[kept.number]:
+                del ordered[kept.number]
+        del self._left[kept.key]
 
     def _may_come(self, asked: Asked) -> bool:
         """Whether the stored branches at a place may be started after a new one.
@@ -325,7 +381,7 @@ class Shelf:
             kept.name == asked.name for kept in self._left.values() if not kept.parallel
         )
 
-    def refusal(self, asked: Asked) -> str:
+    def refusal(self, asked: Asked, forked_after: str | None = None) -> str:
         """Why a call that is not stored must not run; empty if it may."""
         if self._is_given_away(asked):
             return (
@@ -335,9 +391,9 @@ class Shelf:
             )
         if not self._left:
             return ""
-        behind = self.behind
+        behind = self._behind_call(asked, forked_after)
         if behind is not None and not (asked.kind == BRANCH and self._may_come(asked)):
-            return _not_asked_for(asked, behind)
+            return left_behind(asked, behind)
         for kept in self._parallel.get((asked.kind, asked.name), {}).values():
             if firm(kept.digest) == firm(asked.digest):
                 return (
@@ -362,11 +418,18 @@ def _is_alike(asked: Asked, kept: Kept) -> bool:
     return kept.number == asked.number and firm(kept.digest) == firm(asked.digest)
 
 
+def _differs(kept: Kept, asked: Asked) -> bool:
+    """Whether a call was given a step of another, as far as its arguments tell."""
+    # How long a sleep is may differ in every run.
+    return firm(kept.digest) != firm(asked.digest) and asked.kind != StepKind.SLEEP
+
+
 def _firm_rank(call: Asked | Kept) -> tuple[str, str, int]:
     return call.name, firm(call.digest), call.equal
 
 
-def _not_asked_for(asked: Asked, left: Kept) -> str:
+def left_behind(asked: Asked, left: Kept) -> str:
+    """Why a new call must not run: a stored one should have been asked for before."""
     return f"{shown(asked)} is not stored, but {shown(left)} is and has not been asked for"
 
 
@@ -409,7 +472,7 @@ def may_ask_yet(line: str, going: Going) -> bool:
     if line.startswith("="):
         return any(each.startswith("=") and line.startswith(f"{each}/") for each in going.alive)
     return any(
-        _group(each) in going.places or _kept_line(each).name in going.unknown for each in family
+        group_of(each) in going.places or _kept_line(each).name in going.unknown for each in family
     )
 
 
@@ -422,7 +485,7 @@ def moved(asked: Asked, line: str) -> str:
 def behind(asked: Asked, here: str, left: Kept, line: str) -> str:
     """Why a call must not run in its line, while something is left in that line or another."""
     if here == line:
-        return _not_asked_for(asked, left)
+        return left_behind(asked, left)
     return (
         f"{shown(asked)} is not stored, but {shown(left)} in {_where(line)} is and has not been"
         " asked for"
@@ -471,7 +534,7 @@ def name_of(line: str) -> str:
     """The branch with a name in which a line is, the innermost one, in short; empty if in none."""
     if line.startswith("="):
         return _hash(line)[:_SHORT_CHARS]
-    return "" if line == ROOT else _group(line).partition("=")[2]
+    return "" if line == ROOT else group_of(line).partition("=")[2]
 
 
 def in_any_order(one: str, other: str) -> bool:
@@ -509,12 +572,17 @@ def identity(lines: Sequence[str], asked: Asked) -> str:
     Ids of what a call creates outside the journal are made of it. So a loop over a set,
     in another order each time, finds what an earlier run created and did not store. `lines`
     leads from the function, or a line with a name, to the line of the call.
+
+    Branches may share their items, and another one may submit a child in the next run. So the
+    arguments of a child alone tell it, if they can: equal children are as good as each other.
     """
     parts = [lines[0]]
+    alone = len(lines) > 1 and asked.kind == StepKind.SUBMIT and asked.tells
+    alone = alone and firm(asked.digest) == asked.digest
     for each in lines[1:]:
         kept = _kept_line(each)
-        parts += kept.name, firm(kept.digest), str(kept.equal)
-    parts += *alike(asked.kind, asked.name, asked.digest), str(asked.equal)
+        parts += (kept.name,) if alone else (kept.name, firm(kept.digest), str(kept.equal))
+    parts += *alike(asked.kind, asked.name, asked.digest), "" if alone else str(asked.equal)
     return _hash("\x00".join(parts))
 
 
@@ -567,8 +635,17 @@ def kept_lines(line_ids: Iterable[str]) -> dict[str, list[Kept]]:
     groups: dict[str, list[Kept]] = {}
     for each in with_parents(line_ids):
         if each != ROOT and not each.startswith("="):
-            groups.setdefault(_group(each), []).append(_kept_line(each))
+            groups.setdefault(group_of(each), []).append(_kept_line(each))
     return groups
+
+
+def pooled(line_ids: Iterable[str]) -> dict[tuple[str, str], list[str]]:
+    """The lines among these without names, by the place they were started at and their label."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in line_ids:
+        if each != ROOT and not each.startswith("="):
+            found.setdefault((group_of(each), _kept_line(each).name), []).append(each)
+    return found
 
 
 def _kept_line(line: str) -> Kept:
@@ -577,7 +654,8 @@ def _kept_line(line: str) -> Kept:
     return Kept(line, BRANCH, label, digest, int(number), parallel == "p", *ordinals)
 
 
-def _group(line: str) -> str:
+def group_of(line: str) -> str:
+    """The place at which a line without a name was started."""
     return _own(line)[0]
 
 

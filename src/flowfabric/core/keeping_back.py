@@ -4,20 +4,16 @@ The caller gives the reason: a budget or a quota is used up, no registered worke
 an operator or a policy pauses it. An execution that waits for anything else is refused: that wait
 comes first, and the reason may no longer hold once it is over.
 
-What limits hold up is not kept back: it stays ready, and readers are told what it waits for.
+What limits hold up is not kept back: it stays ready (`diagnosis.held_up_by_limits`).
 """
 
-from collections.abc import Iterable
-
-from msgspec import structs
-
 from flowfabric import errors
-from flowfabric.core import gates, transitions
+from flowfabric.core import transitions
 from flowfabric.core.grants import not_eligible
 from flowfabric.core.leases import not_active
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Blocked, Unblocked
-from flowfabric.core.situations import GATE_REASONS, Situation, gated, resumes, situation_of
+from flowfabric.core.situations import GATE_REASONS, Situation, gated, situation_of
 from flowfabric.core.states import BlockingReason, LifecyclePhase
 
 
@@ -65,27 +61,6 @@ def decide_let_go(
         answer=Unblocked(execution_id=execution.execution_id),
         changes=transitions.Changes(updates=(free,)),
     )
-
-
-def told_of_limits(
-    execution: Execution, facts: Iterable[gates.GateFacts], now_ms: int
-) -> Execution:
-    """A ready execution, waiting for the first of its limits that is full. For readers only.
-
-    One that cannot be read lets nothing through, and must not keep others from being listed.
-    """
-    for each in facts:
-        try:
-            obstacle = each.obstacle(now_ms, resumes=resumes(execution))
-        except errors.Corruption as error:
-            obstacle = str(error)
-        if obstacle is not None:
-            budget = each.limit is None
-            reason = (
-                BlockingReason.WAITING_FOR_BUDGET if budget else BlockingReason.WAITING_FOR_QUOTA
-            )
-            return structs.replace(execution, blocking_reason=reason, blocking_detail=obstacle)
-    return execution
 
 
 def _by_admission(execution: Execution) -> bool:

@@ -79,7 +79,7 @@ class TimeoutPolicy(_Policy, frozen=True, kw_only=True):
 
 
 class SuspensionPolicy(_Policy, frozen=True, kw_only=True):
-    """What a suspension does that names no timeout of its own."""
+    """What a suspension without a timeout of its own does."""
 
     default_timeout_ms: DurationMs | None = None
     timeout_behavior: TimeoutBehavior = TimeoutBehavior.FAIL
@@ -285,7 +285,7 @@ def _present(value: object) -> object:
 
 
 class TimeSpan(Protocol):
-    """What is needed of a `datetime.timedelta`."""
+    """The part of `datetime.timedelta` that we use."""
 
     def total_seconds(self) -> float: ...
 

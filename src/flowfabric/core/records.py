@@ -627,9 +627,9 @@ class Step(Record, frozen=True, kw_only=True):
     parallel: bool = False
     """Whether it was asked for while earlier ones of its line were under way."""
     asked_after: int | None = None
-    """For one that was: the position of the last outcome before, or minus its number in a line that
-    alone makes calls; none, if another run may ask for it after another one. For others zero, if
-    the branch around them has a name and came beside others."""
+    """For a parallel step: the position of the last outcome delivered before it; or minus its
+    number, if no other line was making calls; None if the order may differ between runs. For
+    other steps: 0 inside a named branch that ran beside others."""
     position: int | None = None
     """The place of its outcome among all that reached the handler; none, if it has not yet."""
     result: bytes | None = None

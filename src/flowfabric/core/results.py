@@ -41,6 +41,8 @@ class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     created_at_ms: int
     deadline_at_ms: int | None
     attempt_deadline_ms: int | None
+    progress: str | None = None
+    """What earlier runs have left, as JSON, where that is little; `read_progress` tells always."""
 
     @property
     def execution_id(self) -> ExecutionId:
@@ -252,29 +254,29 @@ class DependenciesAdded(Struct, frozen=True, kw_only=True, tag=True):
     graph_revision: int
 
 
-class Resolved(Struct, frozen=True, kw_only=True):
+class EdgeAnswer(Struct, frozen=True, kw_only=True):
     data_injected: bool = False
     """The downstream's payload was replaced by a passed result."""
     child_skipped: bool = False
 
 
-class Satisfied(Resolved, frozen=True, kw_only=True, tag=True):
+class Satisfied(EdgeAnswer, frozen=True, kw_only=True, tag=True):
     """This edge fired the group, and the downstream may run."""
 
 
-class Impossible(Resolved, frozen=True, kw_only=True, tag=True):
+class Impossible(EdgeAnswer, frozen=True, kw_only=True, tag=True):
     """This edge fired the group, and the downstream can never run."""
 
 
-class Pending(Resolved, frozen=True, kw_only=True, tag=True):
+class Pending(EdgeAnswer, frozen=True, kw_only=True, tag=True):
     """Counted; the group still waits for others."""
 
 
-class AlreadyFired(Resolved, frozen=True, kw_only=True, tag=True):
+class AlreadyFired(EdgeAnswer, frozen=True, kw_only=True, tag=True):
     """Counted; the group had fired before."""
 
 
-class AlreadyResolved(Resolved, frozen=True, kw_only=True, tag=True):
+class AlreadyResolved(EdgeAnswer, frozen=True, kw_only=True, tag=True):
     """The edge had resolved before."""
 
 

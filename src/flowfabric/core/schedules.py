@@ -30,7 +30,7 @@ class ScheduleKind(StrEnum):
 
 
 class CatchUp(StrEnum):
-    """What happens to due times that nobody was there to notice."""
+    """What happens to due times that passed while nothing was running."""
 
     LATEST = "latest"
     """Only the latest missed run is created."""
@@ -173,9 +173,7 @@ def check_definition(
             "payload_encoding", definition.payload_encoding
         ),
         policy="{}" if policy is None else policies.encode_policy(policies.parse_policy(policy)),
-        priority=None
-        if definition.priority is None
-        else checks.check_int(
+        priority=checks.check_optional_int(
             "priority",
             definition.priority,
             policies.ASKED_PRIORITY_MIN,

@@ -17,8 +17,16 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, checks
-from flowfabric.core.conditions import observe, progress, stored_condition
-from flowfabric.core.events import Event, EventCategory
+from flowfabric.core.conditions import (
+    ByName,
+    Single,
+    Wildcard,
+    encode_condition,
+    observe,
+    progress,
+    stored_condition,
+)
+from flowfabric.core.events import Event, EventCategory, event_about
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
     ExecutionId,
@@ -29,7 +37,7 @@ from flowfabric.core.ids import (
     parse_uuid,
     uuid4_from,
 )
-from flowfabric.core.policies import parse_policy
+from flowfabric.core.policies import DEFAULT_POLICY, parse_policy
 from flowfabric.core.records import (
     Execution,
     SignalDedup,
@@ -40,7 +48,7 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
-from flowfabric.core.resumption import RESUMED, resume, stored_policy
+from flowfabric.core.resumption import NORMAL, RESUMED, resume, stored_policy
 from flowfabric.core.states import LifecyclePhase
 from flowfabric.core.transitions import Changes, Decision, Subject, change
 from flowfabric.core.waitpoints import is_expired
@@ -119,8 +127,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
             "idempotency_key", self.idempotency_key, bytes_max=bounds.IDEMPOTENCY_KEY_BYTES_MAX
         )
         checks.check_optional_time("created_at_ms", self.created_at_ms)
-        if self.namespace is not None:
-            parse_namespace(self.namespace)
+        checks.optional(parse_namespace, self.namespace)
         if self.dedup_ttl_ms is not None:
             ttl_max_ms = bounds.SIGNAL_DEDUP_TTL_MS_MAX
             checks.check_int("dedup_ttl_ms", self.dedup_ttl_ms, 0, ttl_max_ms)
@@ -254,8 +261,8 @@ def not_awaited(
     called: str, name: str, awaited: Sequence[str], advice: str = ""
 ) -> errors.WaitpointNotFound:
     others = ", ".join(dict.fromkeys(repr(str(each)) for each in awaited))
-    told = f"it waits for {others}" if others else "it waits for no signal"
-    return errors.WaitpointNotFound(f"{called} does not wait for {name!r} now: {told}{advice}")
+    waits = f"it waits for {others}" if others else "it waits for no signal"
+    return errors.WaitpointNotFound(f"{called} does not wait for {name!r} now: {waits}{advice}")
 
 
 def decide_deliver(
@@ -314,10 +321,10 @@ def _repeated(
     if existing is None:
         return None
     signal = _new_signal(execution, request, found, now_ms)
-    told = structs.replace(signal, signal_id=existing)
+    repeated = structs.replace(signal, signal_id=existing)
     return Decision(
         answer=SignalDuplicate(existing_signal_id=existing),
-        changes=Changes(events=(delivery_event(execution, told, DEDUPED, now_ms),)),
+        changes=Changes(events=(delivery_event(execution, repeated, DEDUPED, now_ms),)),
     )
 
 
@@ -453,21 +460,76 @@ def delivery_event(
 ) -> Event:
     """Tells subscribers of one delivery. Effects without a name of their own go by their text."""
     effect = event_type or signal.observed_effect.value
-    details = {
-        "signal_id": signal.signal_id,
-        "waitpoint_id": signal.waitpoint_id,
-        "source_identity": signal.source_identity,
-        "effect": effect,
-    }
-    return Event(
-        category=EventCategory.SIGNAL,
-        event_type=effect,
-        partition_key=execution.partition_key,
-        execution_id=execution.execution_id,
-        flow_id=execution.flow_id,
+    before, after = _details(signal.signal_id, signal.source_identity, effect)
+    return event_about(
+        execution,
+        EventCategory.SIGNAL,
+        effect,
+        now_ms,
         attempt_index=execution.current_attempt_index,
-        details=msgspec.json.encode(details).decode(),
-        namespace=execution.namespace,
-        instance_tag=execution.instance_tag,
-        occurred_at_ms=now_ms,
+        details=f"{before}{signal.waitpoint_id}{after}",
     )
+
+
+def _details(signal_id: SignalId, source_identity: str, effect: str) -> tuple[str, str]:
+    """What an event tells of a delivery, before and after the id of the waitpoint."""
+    before = msgspec.json.encode({"signal_id": signal_id}).decode()
+    after = msgspec.json.encode({"source_identity": source_identity, "effect": effect}).decode()
+    return f'{before[:-1]},"waitpoint_id":"', f'",{after[1:]}'
+
+
+# Where no decision is needed: a statement stands in for it ---------------------
+
+
+class SureSignal(Struct, frozen=True, kw_only=True):
+    """A signal by name, as `signal_waiting` takes it, for whoever waits for nothing else."""
+
+    waitpoint_key: str
+    conditions: tuple[str, str]
+    """As they are stored: those that this signal meets by itself."""
+    resume_policy: str
+    signals_max: int = DEFAULT_POLICY.max_signals_per_execution
+    """For an execution whose policy says nothing else."""
+    signal_id: SignalId
+    signal_name: str
+    signal_category: str
+    source_type: str
+    source_identity: str
+    payload: bytes | None
+    payload_encoding: str
+    correlation_id: str
+    target_scope: str
+    created_at_ms: int | None
+    namespace: str | None
+    effect: str
+    details_before: str
+    details_after: str
+
+    @classmethod
+    def of(cls, request: SignalRequest, waitpoint_key: WaitpointKey) -> "SureSignal":
+        given = structs.asdict(request)
+        effect = SignalEffect.SATISFIED
+        before, after = _details(request.new_id, request.source_identity, _EVENT_TYPES[effect])
+        return cls(
+            waitpoint_key=waitpoint_key,
+            conditions=(
+                encode_condition(Single(waitpoint_key, ByName(request.signal_name))),
+                encode_condition(Single(waitpoint_key, Wildcard())),
+            ),
+            resume_policy=_NORMAL,
+            signal_id=request.new_id,
+            effect=effect.value,
+            details_before=before,
+            details_after=after,
+            **{name: given[name] for name in _TAKEN},
+        )
+
+
+_NORMAL: Final = msgspec.json.encode(NORMAL).decode()
+_TAKEN: Final = (
+    "signal_name",
+    "payload",
+    "created_at_ms",
+    "namespace",
+    *_TEXTS,
+)

@@ -34,21 +34,21 @@ class Situation(StrEnum):
     """Where an execution stands."""
 
     WAITING = "waiting"
-    """Nothing but a worker is missing for its next attempt."""
+    """Ready: all it needs for its next attempt is a worker."""
     RESUMABLE = "resumable"
-    """The same, for an attempt that goes on."""
+    """Ready: all it needs to continue its attempt is a worker."""
     DELAYED = "delayed"
-    """Not before its time."""
+    """It was submitted to start later."""
     RETRYING = "retrying"
-    """An attempt failed; the next one waits for its time."""
+    """An attempt failed; the next one starts later."""
     PARKED = "parked"
-    """Its attempt sleeps."""
+    """Its attempt sleeps, or waits for others for a limited time."""
     BLOCKED = "blocked"
-    """Changed code stopped its attempt, which looks again from time to time."""
+    """Changed code stopped its attempt, which tries again from time to time."""
     HELD = "held"
     """It waits for the executions before it in its flow."""
     WAITING_CHILDREN = "waiting_children"
-    """Its attempt waits for the end of other executions."""
+    """Its attempt waits for other executions to end."""
     SUSPENDED = "suspended"
     """Its attempt waits for a signal."""
     GATED = "gated"
@@ -58,7 +58,7 @@ class Situation(StrEnum):
     OVERDUE_LEASE = "overdue_lease"
     """Its worker's lease has ended, and nobody has noticed yet."""
     EXPIRED_LEASE = "expired_lease"
-    """The same, noticed: ready for another worker."""
+    """Its worker's lease has ended: ready for another worker."""
     REVOKED = "revoked"
     """An operator took the lease away: ready for another worker."""
     COMPLETED = "completed"
@@ -66,11 +66,11 @@ class Situation(StrEnum):
     FAILED = "failed"
     """It failed, and is not tried again."""
     CANCELLED = "cancelled"
-    """It was called off."""
+    """It was cancelled."""
     EXPIRED = "expired"
     """It ran out of time."""
     SKIPPED = "skipped"
-    """What it waited for in its flow can no longer come."""
+    """What it waited for in its flow can no longer happen."""
 
 
 class Operation(StrEnum):
@@ -366,7 +366,7 @@ GATE_REASONS: Final = tuple(_GATES)
 
 
 def gated(reason: BlockingReason, detail: str) -> dict[str, str]:
-    """The columns of an execution that is kept back; which attempt is next, they leave alone."""
+    """The columns of an execution that is kept back; they do not change which attempt is next."""
     return {**_runnable(_GATES[reason], reason), "blocking_detail": detail}
 
 

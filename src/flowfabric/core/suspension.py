@@ -117,13 +117,9 @@ def check_suspend(
         resume_policy=check_resume_policy(resume_policy),
         reason_code=checks.check_choice("reason_code", reason_code, records.SuspensionReason),
         requested_by=checks.check_choice("requested_by", requested_by, records.Requester),
-        timeout_at_ms=None
-        if timeout_at_ms is None
-        else checks.check_time("timeout_at_ms", timeout_at_ms),
+        timeout_at_ms=checks.check_optional_time("timeout_at_ms", timeout_at_ms),
         timeout_behavior=check_behavior(timeout_behavior),
-        timeout_in_ms=None
-        if timeout_in_ms is None
-        else checks.check_int("timeout_in_ms", timeout_in_ms, 0, DURATION_MAX_MS),
+        timeout_in_ms=checks.check_optional_int("timeout_in_ms", timeout_in_ms, 0, DURATION_MAX_MS),
         continuation_metadata_pointer=checks.check_optional_text(
             "continuation_metadata_pointer",
             continuation_metadata_pointer,

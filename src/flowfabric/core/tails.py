@@ -47,7 +47,7 @@ class Closed(Struct, frozen=True, kw_only=True):
 
 
 class StreamFacts(Struct, frozen=True, kw_only=True):
-    """What tells how a stream stands: its execution, its attempt, and itself."""
+    """The columns that tell how a stream stands: of its execution, its attempt and itself."""
 
     lifecycle_phase: LifecyclePhase
     ownership_state: OwnershipState
@@ -58,12 +58,12 @@ class StreamFacts(Struct, frozen=True, kw_only=True):
     lease_expired_at_ms: int | None
     last_mutation_at_ms: int
     attempt_state: AttemptLifecycle | None
-    """Of the attempt's own row, if it has one."""
+    """From the attempt's own row, if it has one."""
     ended_at_ms: int | None
     failure_reason: str | None
     failure_category: str | None
     last_frame_id: int | None
-    """Of the stream's row, if it has one."""
+    """From the stream's row, if it has one."""
     frame_count: int | None
     kept_after: int | None
     expires_at_ms: int | None

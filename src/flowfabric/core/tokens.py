@@ -82,7 +82,7 @@ def check_new_token(
     return NewToken(
         name=checks.check_name("name", name),
         scopes=check_scopes(scopes),
-        namespace=None if namespace is None else parse_namespace(namespace),
+        namespace=checks.optional(parse_namespace, namespace),
         expires_in_ms=expires_in_ms,
     )
 
@@ -130,7 +130,7 @@ def check_cursor(cursor: object) -> str:
     """Where a list of tokens goes on: after the last id of the page before."""
     text = checks.check_text("cursor", cursor)
     if _ID.fullmatch(text) is None:
-        raise InvalidInput("cursor", "must be a next_cursor of an earlier page", text)
+        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", text)
     return text
 
 

@@ -153,7 +153,7 @@ NO_LEASE: dict[str, Field] = {
     "lease_revoke_reason": None,
     "attempt_deadline_ms": None,
 }
-"""What releasing a lease clears. Epoch and attempt id stay: repeats are recognised by them."""
+"""The columns that releasing a lease clears. Epoch and attempt id stay, to recognise repeats."""
 
 UNBLOCKED: dict[str, Field] = {**situations.into(situations.Situation.WAITING)}
 """Nothing but a worker is missing; or its join, see `readiness`."""
@@ -169,7 +169,7 @@ def final_lease(execution: Execution) -> dict[str, Field]:
 
 
 class SignsOfLife(Struct, frozen=True, kw_only=True):
-    """What has been seen since workers that had an execution seemed to die."""
+    """Signs of life since workers seemed to die over an execution."""
 
     stepped: bool = False
     """It has stored a step in its current attempt."""
@@ -279,9 +279,11 @@ def keep_of(policy: ExecutionPolicy, default: Keep) -> Keep:
     ttl_ms = None if stream is None else stream.retention_ttl_ms
     completed_ms = None if asked is None else asked.completed_ms
     failed_ms = None if asked is None else asked.failed_ms
+    if ttl_ms is not None:
+        default = Keep(completed_ms=ttl_ms, failed_ms=ttl_ms)
     return Keep(
-        completed_ms=_first(completed_ms, ttl_ms, default.completed_ms),
-        failed_ms=_first(failed_ms, ttl_ms, default.failed_ms),
+        completed_ms=default.completed_ms if completed_ms is None else completed_ms,
+        failed_ms=default.failed_ms if failed_ms is None else failed_ms,
     )
 
 
@@ -298,12 +300,6 @@ def held_until_ms(ended_at_ms: int, now_ms: int) -> int:
     costs little, and what is needed briefly goes soon.
     """
     return now_ms + min(max(now_ms - ended_at_ms, HELD_MS_MIN), HELD_MS_MAX)
-
-
-def _first(asked: int | None, ttl_ms: int | None, default: int) -> int:
-    if asked is not None:
-        return asked
-    return default if ttl_ms is None else ttl_ms
 
 
 # How executions end ---------------------------------------------------------

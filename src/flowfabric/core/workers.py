@@ -24,7 +24,7 @@ from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.errors import InvalidInput
 
 EVERYWHERE = Namespace("")
-"""What a worker that serves every namespace is stored under."""
+"""The namespace under which a worker that serves all of them is stored."""
 
 
 class RegisteredWorker(Record, frozen=True, kw_only=True):

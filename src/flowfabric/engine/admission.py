@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import gates
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
-from flowfabric.core.checks import check_int, check_list, check_name, check_text
+from flowfabric.core.checks import check_int, check_list, check_name, optional
 from flowfabric.core.ids import (
     Namespace,
     QuotaPolicyId,
@@ -91,9 +91,9 @@ class Admissions(unit.Group):
         namespace: str = "default",
         name: str | None = None,
     ) -> PolicyCreated | AlreadySatisfied:
-        """Create a policy; 0 is no limit. One that is there keeps its limits.
+        """Create a policy; 0 means no limit. An existing policy keeps its limits.
 
-        It is named after its id unless told.
+        The name defaults to the id.
         """
         check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
         spec = gates.check_spec(
@@ -122,12 +122,8 @@ class Admissions(unit.Group):
 
     async def read_quota_policy_limits(self, quota_policy_id: str) -> QuotaLimits | None:
         """What a policy limits, or None if there is no such policy."""
-        key = (parse_uuid("quota_policy_id", quota_policy_id),)
-
-        async def body(reader: Reader) -> gates.QuotaPolicy | None:
-            return (await reader.get(gates.QuotaPolicy, [key])).get(key)
-
-        policy = await self.store.read(body)
+        policy_id = parse_uuid("quota_policy_id", quota_policy_id)
+        policy = await self.get_one(gates.QuotaPolicy, (policy_id,))
         if policy is None:
             return None
         return QuotaLimits(
@@ -139,7 +135,7 @@ class Admissions(unit.Group):
         )
 
     async def find_limit_namespaces(self, quota_policy_ids: Sequence[str]) -> dict[str, Namespace]:
-        """The namespaces of those of these policies that exist."""
+        """The namespaces of the policies that exist."""
         asked = {each: (parse_uuid("quota_policy_id", each),) for each in quota_policy_ids}
         if not asked:
             return {}
@@ -283,8 +279,8 @@ class Admissions(unit.Group):
     ) -> LimitPage:
         """Policies by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        wanted = None if namespace is None else parse_namespace(namespace)
-        after = _read_cursor(cursor)
+        wanted = optional(parse_namespace, namespace)
+        after = paging.read_name_cursor(cursor)
         found = await self.select_records(
             gates.QuotaPolicy,
             "list_quota_policies",
@@ -293,7 +289,9 @@ class Admissions(unit.Group):
             after_name=after[1],
             limit=limit + 1,
         )
-        page, last = paging.cut(found, limit, lambda each: f"{each.namespace}\n{each.name}")
+        page, last = paging.cut(
+            found, limit, lambda each: paging.name_cursor(each.namespace, each.name)
+        )
         return LimitPage(limits=page, next_cursor=last)
 
     async def read_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
@@ -302,7 +300,7 @@ class Admissions(unit.Group):
 
         async def body(reader: Reader) -> gates.QuotaPolicy | None:
             policy_id = await _policy_id(reader, found_in, called)
-            return (await reader.get(gates.QuotaPolicy, [(policy_id,)])).get((policy_id,))
+            return await reader.get_one(gates.QuotaPolicy, (policy_id,))
 
         policy = await self.store.read(body)
         if policy is None:
@@ -334,12 +332,12 @@ class _Admitting(Struct, frozen=True, kw_only=True):
 
     name: gates.GateName
     spec: gates.QuotaSpec
-    """What counts where there is no such policy."""
+    """The limits that apply if there is no such policy."""
     execution_key: Key
     chance: float
 
     async def run(self, tx: Transaction) -> gates.AdmissionOutcome:
-        execution = (await tx.get(Execution, [self.execution_key])).get(self.execution_key)
+        execution = await tx.get_one(Execution, self.execution_key)
         if execution is None:
             raise NotFound("execution", str(self.execution_key[1]))
         gate_id = self.name.gate_id
@@ -365,13 +363,12 @@ class _Admitting(Struct, frozen=True, kw_only=True):
         if self.name.gate_id in await gates_of(tx, execution.route_id):
             raise InvalidInput(
                 "execution_id",
-                "was submitted under this limit: its claims take slots by themselves",
+                "was submitted under this limit, so its claims take slots by themselves",
                 execution.called,
             )
 
     async def _is_admitted(self, tx: Transaction, execution: Execution) -> bool:
-        key = (self.name.gate_id, *self.execution_key)
-        held = (await tx.lock(gates.Admission, [key])).get(key)
+        held = await tx.lock_one(gates.Admission, (self.name.gate_id, *self.execution_key))
         return held is not None and held.replay_count == execution.replay_count
 
     async def _admit(
@@ -390,9 +387,9 @@ class _Admitting(Struct, frozen=True, kw_only=True):
 
 async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId:
     """The id of the policy that has a name, or of the one that would."""
-    rows = await reader.select("quota_policy_id_by_name", namespace=namespace, called=name)
-    if rows:
-        return QuotaPolicyId(str(rows[0]["quota_policy_id"]))
+    found = await reader.select_as(str, "quota_policy_id_by_name", namespace=namespace, called=name)
+    if found:
+        return QuotaPolicyId(found[0])
     return gates.policy_id_of(namespace, name)
 
 
@@ -405,12 +402,3 @@ def _use(row: GateRow) -> GateUse:
         started=gates.counted(window),
         opens_at_ms=gates.opens_at_ms(limits, window, row.now_ms),
     )
-
-
-def _read_cursor(cursor: str | None) -> tuple[str, str]:
-    if cursor is None:
-        return "", ""
-    namespace, found, name = str(cursor).partition("\n")
-    if not found:
-        raise InvalidInput("cursor", paging.FROM_A_PAGE, cursor)
-    return check_text("cursor", namespace), check_text("cursor", name)

@@ -13,12 +13,12 @@ from msgspec import Struct
 from flowfabric.core import diagnosis, ids
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_optional_text
-from flowfabric.engine.unit import Group, row_execution_id
+from flowfabric.engine.unit import Group, id_columns
 from flowfabric.errors import InvalidInput
-from flowfabric.store.base import Reader, Row
+from flowfabric.store.base import Reader
 
 PARTITIONS_PER_PAGE = 16
-"""Of how many partitions one page looks at all rows."""
+"""Partitions whose rows one page looks at."""
 RING_MAX = 100
 """How many executions a ring may have to be found."""
 RING_WAITS_MAX = 10_000
@@ -29,19 +29,6 @@ _STRAYS = "strays"
 _GUARDS = "guards"
 _WAITING = "waiting"
 CURSOR_BYTES_MAX = 8 * 1024
-_FLAGS = (
-    "ready",
-    "cancel_requested",
-    "in_flow",
-    "flow_exists",
-    "route_exists",
-    "suspended",
-    "granted",
-    "awaits_child",
-    "cancel_queued",
-    "join_pending",
-    "join_moves",
-)
 FLOWS_PER_PAGE = 100
 
 
@@ -49,10 +36,10 @@ class Audits(Group):
     async def audit(
         self, *, cursor: str | None = None, limit: int = PAGE_MAX
     ) -> diagnosis.AuditPage:
-        """Complaints about a page of everything there is; go on until there is no cursor.
+        """Check one page of all rows for inconsistencies; repeat until the cursor is None.
 
-        Each page is one look at the database. What changes between two pages may be missed,
-        or be seen half-way: look again before you act on it.
+        Each page is one look at the database. A change between two pages may be missed or
+        seen half-way: look again before you act on a complaint.
         """
         check_int("limit", limit, 1, PAGE_MAX)
         phase, partition_key, place = _parse(cursor)
@@ -69,20 +56,20 @@ class Audits(Group):
     async def _audit_executions(
         self, partition_key: int, uuid: str, limit: int
     ) -> diagnosis.AuditPage:
-        rows = await self.store.read(
-            lambda reader: reader.select(
-                "audit_executions",
-                after_partition_key=partition_key,
-                after_execution_id=uuid,
-                limit=limit,
-            )
+        rows = await self.select_as(
+            AuditRow,
+            "audit_executions",
+            after_partition_key=partition_key,
+            after_execution_id=uuid,
+            limit=limit,
         )
-        last = rows[-1] if rows and int(str(rows[-1]["place"])) == limit else None
+        cursor = f"{_FLOWS}/0/{ids.FIRST_UUID}"
+        if rows and rows[-1].place == limit:
+            last_id = rows[-1].execution_id
+            cursor = f"{_EXECUTIONS}/{ids.partition_of(last_id)}/{ids.uuid_of(last_id)}"
         return diagnosis.AuditPage(
             complaints=tuple(complaint for row in rows for complaint in _complaints(row)),
-            cursor=f"{_FLOWS}/0/{ids.FIRST_UUID}"
-            if last is None
-            else f"{_EXECUTIONS}/{last['partition_key']!s}/{last['execution_id']!s}",
+            cursor=cursor,
         )
 
     async def _audit_flows(self, start: str, limit: int) -> diagnosis.AuditPage:
@@ -167,14 +154,9 @@ class Audits(Group):
 
 
 async def _gone(reader: Reader, named: Sequence[str]) -> set[ids.ExecutionId]:
-    """Those of the named executions that do not exist."""
+    """The named executions that do not exist."""
     asked = {ids.parse_execution_id(each) for each in named}
-    there = await reader.select_as(
-        ids.ExecutionId,
-        "namespaces_of",
-        partition_keys=[ids.partition_of(each) for each in asked],
-        execution_ids=[ids.uuid_of(each) for each in asked],
-    )
+    there = await reader.select_as(ids.ExecutionId, "namespaces_of", **id_columns(asked))
     return asked.difference(there)
 
 
@@ -186,11 +168,7 @@ async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
         if not asked or len(waits) > RING_WAITS_MAX:
             break
         rows = await reader.select_as(
-            IdleWait,
-            "list_idle_waits",
-            partition_keys=[ids.partition_of(each) for each in asked],
-            execution_ids=[ids.uuid_of(each) for each in asked],
-            limit=RING_WAITS_MAX,
+            IdleWait, "list_idle_waits", **id_columns(asked), limit=RING_WAITS_MAX
         )
         found: dict[ids.ExecutionId, set[ids.ExecutionId]] = {}
         for row in rows:
@@ -201,6 +179,12 @@ async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
         waits |= found
         asked = sorted({other for each in found.values() for other in each} - waits.keys())
     return waits
+
+
+class AuditRow(diagnosis.Circumstances, frozen=True, kw_only=True):
+    execution_id: ids.ExecutionId
+    place: int
+    """Its place on the page."""
 
 
 class IdleWait(Struct, frozen=True):
@@ -262,22 +246,13 @@ def _flow_complaint(row: FlowCounts) -> diagnosis.Complaint:
     )
 
 
-def _complaints(row: Row) -> list[diagnosis.Complaint]:
-    columns = {name: value for name, value in row.items() if value is not None}
-    flags = {name: bool(columns[name]) for name in _FLAGS}
-    about = msgspec.convert(columns | flags, diagnosis.Circumstances, strict=False)
-    by = (
-        ""
-        if diagnosis.wrongs(about) == [diagnosis.Wrong.UNOWNED]
-        else f", moved by {diagnosis.mover(about)}"
-    )
+def _complaints(row: AuditRow) -> list[diagnosis.Complaint]:
+    wrongs = diagnosis.wrongs(row)
+    by = "" if wrongs == [diagnosis.Wrong.UNOWNED] else f", moved by {diagnosis.mover(row)}"
+    detail = f"{row.lifecycle_phase}, {row.eligibility_state}{by}"
     return [
-        diagnosis.Complaint(
-            wrong=wrong,
-            execution_id=row_execution_id(row),
-            detail=f"{about.lifecycle_phase}, {about.eligibility_state}{by}",
-        )
-        for wrong in diagnosis.wrongs(about)
+        diagnosis.Complaint(wrong=wrong, execution_id=row.execution_id, detail=detail)
+        for wrong in wrongs
     ]
 
 
@@ -290,7 +265,7 @@ def _parse(cursor: object) -> tuple[str, int, str]:
     partition, _, place = rest.partition("/")
     index = ids.parse_index(partition)
     if phase not in (_EXECUTIONS, _FLOWS, _STRAYS, _GUARDS, _WAITING) or index is None:
-        raise InvalidInput("cursor", "must be one that an earlier page ended with", cursor)
+        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", cursor)
     by_uuid = phase in (_EXECUTIONS, _FLOWS)
     return phase, index, ids.parse_uuid("cursor", place) if by_uuid else place
 
@@ -302,6 +277,4 @@ def _parse_key(place: str) -> tuple[str, str]:
     try:
         return msgspec.json.decode(place, type=tuple[str, str])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(
-            "cursor", "must be one that an earlier page ended with", place
-        ) from error
+        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", place) from error

@@ -1,4 +1,4 @@
-"""What time does to budgets, and what follows from breaches: a batch at a time, by reconcilers."""
+"""What reconcilers do for budgets, a batch at a time: resets, freed reservations, breaches."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -23,7 +23,7 @@ from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.ledger import save_budgets
-from flowfabric.engine.unit import Ask, Group, Shell, Swept, execution_key, row_execution_id
+from flowfabric.engine.unit import Ask, Group, Shell, Swept, execution_key, id_columns
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.store.mapping import key_of
@@ -149,13 +149,11 @@ class BudgetSweeps(Group):
         def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
             return decide_cancel_waiting(subject, reason, timing)
 
-        async def body(reader: Reader) -> list[Ask[Cancelled]]:
-            rows = await reader.select("pending_of_budget", owner_id=budget.budget_id, limit=limit)
-            return [Ask(row_execution_id(row), decide) for row in rows]
-
-        found = await self.store.read(body)
-        await self.shell.decide_many(found)
-        return len(found)
+        pending = await self.select_as(
+            ids.ExecutionId, "pending_of_budget", owner_id=budget.budget_id, limit=limit
+        )
+        await self.shell.decide_many([Ask(each, decide) for each in pending])
+        return len(pending)
 
     async def _cancel_flow(self, budget: Budget) -> None:
         if budget.scope_type is not rules.BudgetScope.FLOW:
@@ -168,11 +166,10 @@ class BudgetSweeps(Group):
             return
 
     async def _acted(self, seen: Budget) -> None:
-        """What the breach asked for is done, unless there was another one meanwhile."""
+        """Note that the breach has been acted on, unless there was another one meanwhile."""
 
         async def body(tx: Transaction) -> None:
-            key = (seen.budget_id,)
-            budget = (await tx.lock(Budget, [key])).get(key)
+            budget = await tx.lock_one(Budget, (seen.budget_id,))
             if budget is not None and budget.breach_count == seen.breach_count:
                 await tx.save(Changes(updates=(structs.replace(budget, act_at_ms=None),)))
 
@@ -182,7 +179,7 @@ class BudgetSweeps(Group):
 async def _given_up(
     tx: Transaction, reservations: Iterable[BudgetReservation]
 ) -> list[BudgetReservation]:
-    """Those of executions that no longer wait for their amount."""
+    """The reservations of executions that no longer wait for their amount."""
     waiting = [each for each in reservations if each.waits]
     keys = sorted({execution_key(each.execution_id) for each in waiting})
     found = await tx.get(Execution, keys)
@@ -203,9 +200,4 @@ async def existing_executions(
     wanted = sorted({each for each in execution_ids if each is not None})
     if not wanted:
         return set()
-    rows = await tx.select(
-        "namespaces_of",
-        partition_keys=[ids.partition_of(each) for each in wanted],
-        execution_ids=[ids.uuid_of(each) for each in wanted],
-    )
-    return {row_execution_id(row) for row in rows}
+    return set(await tx.select_as(ids.ExecutionId, "namespaces_of", **id_columns(wanted)))

@@ -14,7 +14,7 @@ from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.budget_events import budget_events
 from flowfabric.core.budgets import Amounts, Budget, BudgetReservation, BudgetSpend, HardBreach
-from flowfabric.core.checks import check_bool, check_int, check_list, check_text
+from flowfabric.core.checks import check_bool, check_int, check_list, check_text, optional
 from flowfabric.core.handles import Handle
 from flowfabric.core.states import FailureClass
 from flowfabric.core.transitions import Changes
@@ -51,7 +51,7 @@ class BudgetCreated(Struct, frozen=True, kw_only=True):
     budget: Budget
     change: Literal["created", "already_satisfied"]
     differs: bool = False
-    """It exists already, under other terms, which stay."""
+    """It exists already, under other terms, and keeps them."""
 
 
 class BudgetStatus(Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class BudgetStatus(Struct, frozen=True, kw_only=True):
     on_soft_limit: str
     usage: dict[str, int]
     reserved: dict[str, int]
-    """What attempts under way hold."""
+    """Held by running attempts."""
     hard_limits: dict[str, int]
     soft_limits: dict[str, int]
     closed: bool
@@ -128,7 +128,7 @@ class Budgets(Group):
 
         async def body(tx: Transaction) -> BudgetCreated:
             budget_id = terms.check_definition(definition, 0).budget_id
-            existing = (await tx.lock(Budget, [(budget_id,)])).get((budget_id,))
+            existing = await tx.lock_one(Budget, (budget_id,))
             now_ms = await tx.now_ms()
             wanted = terms.check_definition(definition, now_ms)
             if existing is None:
@@ -203,7 +203,7 @@ class Budgets(Group):
     ) -> BudgetPage:
         """Budgets by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        wanted = None if namespace is None else ids.parse_namespace(namespace)
+        wanted = optional(ids.parse_namespace, namespace)
         after_namespace, after_name = paging.check_pair(cursor)
 
         async def body(reader: Reader) -> list[BudgetStatus]:
@@ -243,8 +243,8 @@ class Budgets(Group):
 
         outcomes, ledger = await self.store.transact(body)
         await self._fail_refused(entries, outcomes, ledger)
-        told = iter(outcomes)
-        return [each if isinstance(each, FlowFabricError) else next(told) for each in checked]
+        left = iter(outcomes)
+        return [each if isinstance(each, FlowFabricError) else next(left) for each in checked]
 
     async def _fail_refused(
         self,
@@ -339,8 +339,8 @@ class Budgets(Group):
         key = (wanted.budget_id, *execution_key(self.shell.check_execution_id(execution_id)))
 
         async def body(tx: Transaction) -> None:
-            before = (await tx.lock(Budget, [(wanted.budget_id,)])).get((wanted.budget_id,))
-            spend = None if before is None else (await tx.get(BudgetSpend, [key])).get(key)
+            before = await tx.lock_one(Budget, (wanted.budget_id,))
+            spend = None if before is None else await tx.get_one(BudgetSpend, key)
             if before is None or spend is None:
                 return
             account = rules.give_back(rules.opened(before), spend)
@@ -485,7 +485,7 @@ def blank_budget(budget_id: object, namespace: object) -> Budget:
 
 
 async def lock_budget(tx: Transaction, wanted: Budget) -> Budget:
-    budget = (await tx.lock(Budget, [(wanted.budget_id,)])).get((wanted.budget_id,))
+    budget = await tx.lock_one(Budget, (wanted.budget_id,))
     if budget is None:
         raise NotFound("budget", wanted.name)
     return budget

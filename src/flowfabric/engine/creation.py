@@ -31,7 +31,6 @@ from flowfabric.core.ids import (
     Namespace,
     new_execution_ids,
     parse_execution_id,
-    partition_of,
     uuid_of,
 )
 from flowfabric.core.leases import decide_hold
@@ -42,7 +41,8 @@ from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, unit
 from flowfabric.engine.fresh import FreshRows
-from flowfabric.store.base import Body, Key, Transaction, UniqueViolation
+from flowfabric.store.base import Key, Transaction, UniqueViolation, drive
+from flowfabric.store.joining import OnConnection
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
@@ -293,13 +293,13 @@ class CreateBody:
             if fresh[execution_id].terms.tags
         ]
         tags = tuple(tag for each in tagged for tag in creation.new_tags(*each))
-        told = tuple(event for each in tagged for event in tag_events(*each, now_ms))
+        events = tuple(event for each in tagged for event in tag_events(*each, now_ms))
         own = {(each.namespace, each.idempotency_key) for each in created.values()}
         # A guard goes with its execution, which has to know of it: another key for something
         # that exists already is not remembered.
         strays = tuple(guard for key, guard in sorted(self.guards.items()) if key not in own)
-        await tx.save(Changes(inserts=tags, deletes=strays, events=told))
-        unit.hint_about(tx, Changes(inserts=tuple(created.values()), events=told), now_ms)
+        await tx.save(Changes(inserts=tags, deletes=strays, events=events))
+        unit.hint_about(tx, Changes(inserts=tuple(created.values()), events=events), now_ms)
 
     def _answers(
         self, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
@@ -323,12 +323,7 @@ async def _namespaces(
     """The namespaces of those that exist."""
     if not execution_ids:
         return {}
-    rows = await tx.select_as(
-        NamespaceRow,
-        "namespaces_of",
-        partition_keys=[partition_of(each) for each in execution_ids],
-        execution_ids=[uuid_of(each) for each in execution_ids],
-    )
+    rows = await tx.select_as(NamespaceRow, "namespaces_of", **unit.id_columns(execution_ids))
     return {row.execution_id: row.namespace for row in rows}
 
 
@@ -510,8 +505,8 @@ class Creation(unit.Group):
         """
         try:
             await self._create(checked, KEY_WAIT_MS)
-        except errors.Transport:
-            raise lost from None
+        except errors.Transport as lost_again:
+            raise (lost_again if lost_again.may_have_happened else lost) from None
         return _all_created(checked, time.time_ns() // 1_000_000)
 
     # Taking part in the caller's own database transaction -------------------
@@ -533,26 +528,7 @@ class Creation(unit.Group):
         self, connection: object, checked: Sequence[creation.Checked]
     ) -> list[CreateResult]:
         """The same for requests that `check_request` has passed."""
-        check_list("requests", checked, 0, BATCH_MAX)
-        if not self.store.writes_beside:
-            return await self._create_on(connection, checked, registers=True)
-        await self.shell.know_routes(checked)
-        try:
-            return await self._create_on(connection, checked, registers=False)
-        except RouteForgotten:
-            await self.shell.know_routes(checked)
-            return await self._create_on(connection, checked, registers=True)
-
-    async def _create_on(
-        self, connection: object, checked: Sequence[creation.Checked], *, registers: bool
-    ) -> list[CreateResult]:
-        body = CreateBody(
-            checked, self.shell.routes, registers=registers, plain=self.shell.values.unpack
-        )
-        with saying_who_decides(checked):
-            return await self.store.transact_on(
-                connection, body.run, lock_wait_ms=_patience(checked)
-            )
+        return await self._create_on(OnConnection(self.store, connection, sync=False), checked)
 
     def create_executions_on_sync(
         self, connection: object, requests: Sequence[creation.NewExecution]
@@ -563,33 +539,30 @@ class Creation(unit.Group):
     def create_checked_on_sync(
         self, connection: object, checked: Sequence[creation.Checked]
     ) -> list[CreateResult]:
+        return drive(self._create_on(OnConnection(self.store, connection, sync=True), checked))
+
+    async def _create_on(
+        self, joined: OnConnection, checked: Sequence[creation.Checked]
+    ) -> list[CreateResult]:
         check_list("requests", checked, 0, BATCH_MAX)
-        if not self.store.writes_beside:
-            self.shell.forget_routes()
-            return self._create_on_sync(connection, checked, registers=True)
-        self._know_routes_sync(checked)
-        try:
-            return self._create_on_sync(connection, checked, registers=False)
-        except RouteForgotten:
-            self._know_routes_sync(checked)
-            return self._create_on_sync(connection, checked, registers=True)
-
-    def _know_routes_sync(self, checked: Sequence[creation.Checked]) -> None:
         self.shell.forget_routes()
-        registration = routes.Registration(checked, self.shell.routes)
-        if registration.unknown:
-            self.shell.routes.update(self.store.transact_apart(registration.run))
+        if not self.store.writes_beside:
+            return await self._create_in(joined, checked, registers=True)
+        await self.shell.know_routes(checked, apart=joined.sync)
+        try:
+            return await self._create_in(joined, checked, registers=False)
+        except RouteForgotten:
+            await self.shell.know_routes(checked, apart=joined.sync)
+            return await self._create_in(joined, checked, registers=True)
 
-    def _create_on_sync(
-        self, connection: object, checked: Sequence[creation.Checked], *, registers: bool
+    async def _create_in(
+        self, joined: OnConnection, checked: Sequence[creation.Checked], *, registers: bool
     ) -> list[CreateResult]:
         body = CreateBody(
             checked, self.shell.routes, registers=registers, plain=self.shell.values.unpack
         )
         with saying_who_decides(checked):
-            return self.store.transact_on_sync(
-                connection, body.run, lock_wait_ms=_patience(checked)
-            )
+            return await joined.transact(body.run, lock_wait_ms=_patience(checked))
 
     def _check_all(self, requests: Sequence[creation.NewExecution]) -> list[creation.Checked]:
         check_list("requests", requests, 0, BATCH_MAX)
@@ -606,25 +579,23 @@ class Creation(unit.Group):
         Returns what tells of an error whether it means that the database went away before
         that commit.
         """
-        body = self._holding(handle, FENCE_MS_MAX)
-        return await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+        return await self._hold(handle, FENCE_MS_MAX, connection)
 
     async def leave_fence_on(self, connection: object, handle: Handle) -> None:
         """Raise if the transaction has taken longer than a fence may last."""
-        body = self._holding(handle, handle.lease_ttl_ms)
-        await self.store.transact_on(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+        await self._hold(handle, handle.lease_ttl_ms, connection)
 
     def enter_fence_on_sync(self, connection: object, handle: Handle) -> BrokenBy:
         """`enter_fence_on` for a connection that is not async, on the calling thread."""
-        body = self._holding(handle, FENCE_MS_MAX)
-        return self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+        return drive(self._hold(handle, FENCE_MS_MAX, connection, sync=True))
 
     def leave_fence_on_sync(self, connection: object, handle: Handle) -> None:
         """`leave_fence_on` for a connection that is not async, on the calling thread."""
-        body = self._holding(handle, handle.lease_ttl_ms)
-        self.store.transact_on_sync(connection, body, lock_wait_ms=_fence_wait_ms(handle))
+        drive(self._hold(handle, handle.lease_ttl_ms, connection, sync=True))
 
-    def _holding(self, handle: Handle, lease_ttl_ms: int) -> Body[BrokenBy]:
+    async def _hold(
+        self, handle: Handle, lease_ttl_ms: int, connection: object, *, sync: bool = False
+    ) -> BrokenBy:
         opened = self.shell.open_handle(handle)
         key = unit.execution_key(opened.execution_id)
         lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
@@ -637,13 +608,11 @@ class Creation(unit.Group):
             await tx.save(decision.changes)
             return tx.broken_by
 
-        return body
+        joined = OnConnection(self.store, connection, sync=sync)
+        wait_ms = max(handle.lease_ttl_ms // 6, FENCE_WAIT_MS_MIN)
+        return await joined.transact(body, lock_wait_ms=wait_ms)
 
 
 def _patience(checked: Sequence[creation.Checked]) -> int | None:
     """How long to wait for others, if there may be others who decide the same."""
     return KEY_WAIT_MS if any(each.idempotency_key or each.own_id for each in checked) else None
-
-
-def _fence_wait_ms(handle: Handle) -> int:
-    return max(handle.lease_ttl_ms // 6, FENCE_WAIT_MS_MIN)

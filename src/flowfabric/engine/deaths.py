@@ -1,4 +1,4 @@
-"""What tells whether an execution kills its workers, where leases of it have run out before."""
+"""Evidence for or against an execution killing its workers, once its leases have expired."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ from flowfabric.store.base import Key, Transaction
 async def signs_of_life(
     tx: Transaction, executions: Iterable[Execution]
 ) -> dict[ids.ExecutionId, SignsOfLife]:
-    """Of those whose leases have run out before; others are left out."""
+    """Only of executions whose leases have expired before; the others are omitted."""
     asked = [each for each in executions if each.worker_deaths]
     if not asked:
         return {}

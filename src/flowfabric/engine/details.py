@@ -21,7 +21,7 @@ from flowfabric.engine.creation import NamespaceRow
 from flowfabric.engine.gates import held_up
 from flowfabric.engine.leases import required_capabilities
 from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
-from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key
+from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key, id_columns
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -43,7 +43,7 @@ async def children_of(
     after: tuple[int, str] = (-1, ids.FIRST_UUID),
     limit: int = PAGE_MAX,
 ) -> tuple[ChildView, ...]:
-    """What it submitted after a time and a uuid."""
+    """The executions it submitted after a time and a uuid."""
     after_ms, after_id = after
     found = await reader.select_as(
         ChildView,
@@ -164,8 +164,7 @@ class Details(Group):
         must fit one execution alone. With `strictly`, uuids too are those of `namespace`.
         Parts are looked for in the index of all ids: for people, not for programs.
         """
-        if namespace is not None:
-            ids.parse_namespace(namespace)
+        checks.optional(ids.parse_namespace, namespace)
         within = namespace if checks.check_bool("strictly", strictly) else None
         if checks.check_text("execution_id", text).startswith("{"):
             asked = self.shell.check_execution_id(text)
@@ -196,54 +195,38 @@ class Details(Group):
 
     async def last_event_id(self) -> int:
         """The latest event there is; 0 when there is none."""
-
-        async def body(reader: Reader) -> int:
-            (row,) = await reader.select("last_event")
-            return int(str(row["event_id"] or 0))
-
-        return await self.store.read(body)
+        (event_id,) = await self.select_as(int, "last_event")
+        return event_id
 
     async def before_latest_events(
         self, count: int, *, namespace: str | None = None, category: str | None = None
     ) -> int:
         """The `after` that reads the latest `count` events; 0 when there are no events."""
         checks.check_int("count", count, 1, EVENTS_BACK_MAX)
-        if namespace is not None:
-            ids.parse_namespace(namespace)
+        checks.optional(ids.parse_namespace, namespace)
         wanted = check_category(category)
 
-        async def body(reader: Reader) -> int:
-            rows = await reader.select(
-                "before_latest_events", namespace=namespace, category=wanted, limit=count
-            )
-            return int(str(rows[0]["event_id"] or 0)) if rows else 0
-
-        return await self.store.read(body)
+        (event_id,) = await self.select_as(
+            int, "before_latest_events", namespace=namespace, category=wanted, limit=count
+        )
+        return event_id
 
     async def own_ids(self, execution_ids: Sequence[str]) -> dict[ids.ExecutionId, str]:
         """The ids that callers chose for these executions, where they did."""
-        given = checks.check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
-        asked = [
-            execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))
-        ]
-
-        async def body(reader: Reader) -> dict[ids.ExecutionId, str]:
-            found = await reader.get(Execution, asked) if asked else {}
-            return {each.execution_id: each.own_id for each in found.values() if each.own_id}
-
-        return await self.store.read(body)
+        checks.check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
+        asked = [execution_key(self.shell.check_execution_id(each)) for each in execution_ids]
+        found = await self.store.read(lambda reader: reader.get(Execution, asked))
+        return {each.execution_id: each.own_id for each in found.values() if each.own_id}
 
     async def required_capabilities(
         self, execution_ids: Sequence[str]
     ) -> dict[ids.ExecutionId, tuple[str, ...]]:
-        """What a worker has to have to run each of these executions that exist."""
-        given = checks.check_list("execution_ids", execution_ids, 0, PAGE_MAX)
-        asked = [
-            execution_key(each) for each in dict.fromkeys(map(self.shell.check_execution_id, given))
-        ]
+        """The capabilities a worker needs to run each of these executions that exist."""
+        checks.check_list("execution_ids", execution_ids, 0, PAGE_MAX)
+        asked = [execution_key(self.shell.check_execution_id(each)) for each in execution_ids]
 
         async def body(reader: Reader) -> dict[ids.ExecutionId, tuple[str, ...]]:
-            found = (await reader.get(Execution, asked) if asked else {}).values()
+            found = (await reader.get(Execution, asked)).values()
             required = {
                 route_id: await required_capabilities(reader, route_id)
                 for route_id in {each.route_id for each in found}
@@ -309,12 +292,7 @@ class Details(Group):
         asked = [self.shell.check_execution_id(each) for each in execution_ids]
         if not asked:
             return Found(ended={}, missing=frozenset())
-        rows = await self.select_as(
-            OutcomeRow,
-            "read_outcomes",
-            partition_keys=[ids.partition_of(each) for each in asked],
-            execution_ids=[ids.uuid_of(each) for each in asked],
-        )
+        rows = await self.select_as(OutcomeRow, "read_outcomes", **id_columns(asked))
         show = self.shell.values.show
         outcomes = await self.shell.values.through_all(
             [row.outcome(row.public_state) for row in rows if row.public_state is not None],
@@ -365,37 +343,22 @@ class Details(Group):
         """The tag's value, or None when the tag or the execution is missing."""
         checks.check_tag_key(key)
         asked = self.shell.check_execution_id(execution_id)
-        tag_key = (ids.partition_of(asked), asked, key)
-
-        async def body(reader: Reader) -> str | None:
-            tag = await reader.get_one(ExecutionTag, tag_key)
-            return None if tag is None else tag.tag_value
-
-        return await self.store.read(body)
+        tag = await self.get_one(ExecutionTag, (*execution_key(asked), key))
+        return None if tag is None else tag.tag_value
 
     async def find_namespaces(
         self, execution_ids: Sequence[str]
     ) -> dict[ids.ExecutionId, ids.Namespace]:
         """The namespaces of those of these executions that exist."""
-        given = checks.check_list("execution_ids", execution_ids, 0, JOIN_EDGES_MAX)
-        asked = sorted(set(map(self.shell.check_execution_id, given)))
+        checks.check_list("execution_ids", execution_ids, 0, JOIN_EDGES_MAX)
+        asked = sorted(set(map(self.shell.check_execution_id, execution_ids)))
 
-        async def body(reader: Reader) -> dict[ids.ExecutionId, ids.Namespace]:
-            rows = await reader.select_as(
-                NamespaceRow,
-                "namespaces_of",
-                partition_keys=[ids.partition_of(each) for each in asked],
-                execution_ids=[ids.uuid_of(each) for each in asked],
-            )
-            return {row.execution_id: row.namespace for row in rows}
-
-        return await self.store.read(body) if asked else {}
+        if not asked:
+            return {}
+        rows = await self.select_as(NamespaceRow, "namespaces_of", **id_columns(asked))
+        return {row.execution_id: row.namespace for row in rows}
 
     async def get_execution_namespace(self, execution_id: str) -> ids.Namespace | None:
         asked = self.shell.check_execution_id(execution_id)
-
-        async def body(reader: Reader) -> ids.Namespace | None:
-            execution = await reader.get_one(Execution, execution_key(asked))
-            return None if execution is None else execution.namespace
-
-        return await self.store.read(body)
+        execution = await self.get_one(Execution, execution_key(asked))
+        return None if execution is None else execution.namespace

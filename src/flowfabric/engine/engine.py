@@ -26,6 +26,7 @@ from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.grants import Grants
+from flowfabric.engine.keeping_back import KeepingBack
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.routes import Route
 from flowfabric.engine.schedules import Schedules
@@ -34,13 +35,13 @@ from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.tokens import Tokens
-from flowfabric.engine.unit import Deployment, Shell, Values
+from flowfabric.engine.unit import Deployment, Shell
+from flowfabric.engine.values import Values
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import Workers
 from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Reader, Store
-from flowfabric.store.foreign import OnConnection
 from flowfabric.version import __version__
 
 G = TypeVar("G")
@@ -167,6 +168,7 @@ class Engine:
         self.work = Work(shell)
         self.workers = Workers(shell)
         self.grants = Grants(shell, self.work)
+        self.keeping_back = KeepingBack(shell)
         self.schedules = Schedules(shell, self.work)
         self.admissions = Admissions(shell)
         self.budgets = Budgets(shell, self.work)
@@ -198,7 +200,7 @@ class Engine:
         transaction commits. With `sync` they never really wait, and run on the calling thread.
         """
         joined = copy.copy(self)
-        joined._assemble(self.shell.on(OnConnection(self.store, connection, sync=sync)))
+        joined._assemble(self.shell.on(connection, sync=sync))
         return joined
 
     async def __aenter__(self) -> Self:
@@ -222,11 +224,7 @@ class Engine:
 
     async def server_time_ms(self) -> int:
         """The clock every decision goes by."""
-
-        async def body(reader: Reader) -> int:
-            return await reader.now_ms()
-
-        return await self.store.read(body)
+        return await self.store.read(lambda reader: reader.now_ms())
 
     async def shutdown_prepare(
         self,
@@ -244,6 +242,11 @@ class Engine:
             raise OperationTimeout("shutdown_prepare", grace_ms) from error
         finally:
             await self.close()
+
+    @property
+    def codes_values(self) -> bool:
+        """Whether payloads and results are stored otherwise than as they are."""
+        return self.shell.values.coded
 
     @property
     def plain_bytes_max(self) -> int:
@@ -396,8 +399,10 @@ class Engine:
     reclaim_execution = operation("grants", Grants.reclaim_execution)
     issue_grant_and_claim = operation("grants", Grants.issue_grant_and_claim)
     return_due_grants = operation("grants", Grants.return_due_grants)
-    block_execution_for_admission = operation("grants", Grants.block_execution_for_admission)
-    unblock_execution = operation("grants", Grants.unblock_execution)
+    block_execution_for_admission = operation(
+        "keeping_back", KeepingBack.block_execution_for_admission
+    )
+    unblock_execution = operation("keeping_back", KeepingBack.unblock_execution)
 
     # Workers
 

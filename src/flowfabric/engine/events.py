@@ -9,7 +9,7 @@ and then for what came without one. Those that stand at the same place share the
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,12 +44,12 @@ from flowfabric.core.events import (
     signal_delivery_of,
     write_cursor,
 )
-from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId
 from flowfabric.engine import unit
 from flowfabric.engine.tails import Flights
 from flowfabric.logs import open_log
-from flowfabric.outages import ASK_AGAIN, level_of, statements_within
-from flowfabric.store.base import HintListener, Reader, Row, Store
+from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, level_of, statements_within
+from flowfabric.store.base import HintListener, Reader, Store
 
 
 class EventLogPage(Struct, frozen=True, kw_only=True):
@@ -58,16 +58,26 @@ class EventLogPage(Struct, frozen=True, kw_only=True):
     """Everything up to here has been seen; pass it as the next `after`. Opaque."""
 
 
-def _cursor(row: Row) -> Cursor | None:
-    if row["execution_id"] is None:
-        return None
-    return cursor_at(
-        int(str(row["event_id"])), int(str(row["occurred_at_ms"])), str(row["execution_id"])
-    )
+class EventRow(Struct, frozen=True, kw_only=True):
+    """An event, as far as a cursor remembers it; or only its number, if there is no such event."""
+
+    event_id: int
+    occurred_at_ms: int | None
+    execution_id: str | None
+
+    @property
+    def cursor(self) -> Cursor | None:
+        if self.occurred_at_ms is None or self.execution_id is None:
+            return None
+        return cursor_at(self.event_id, self.occurred_at_ms, self.execution_id)
 
 
-def _number(value: object) -> int | None:
-    return None if value is None else int(str(value))
+class PlaceRow(EventRow, frozen=True, kw_only=True):
+    """An event, and the log around it."""
+
+    first_id: int | None
+    last_id: int | None
+    gone_through: int
 
 
 log = open_log(__name__)
@@ -82,7 +92,6 @@ LOST_HINT_S: Final = 10.0
 """The same where all that is waited for is hinted: hints may be lost."""
 LOOK_GAP_S: Final = 0.01
 LOOK_TIMEOUT_S: Final = 5.0
-AFTER_ERROR_S: Final = 0.5
 COMMIT_WAIT_S: Final = 10.0
 """How long a page waits for an event whose number is taken: until those who write now have ended,
 or a number that was rolled back would hold it up as long as anybody else writes."""
@@ -91,7 +100,17 @@ SUBSCRIPTIONS_MAX: Final = 10_000
 FROM_NOW: Final = ""
 
 
-class Told(Struct, frozen=True, kw_only=True):
+class SubscriptionScope(TypedDict, total=False):
+    """Where a subscription to one category begins, and whose executions it is about."""
+
+    after: str | int
+    """A cursor; from now on, unless given."""
+    namespace: str | None
+    tag: tuple[str, str] | None
+    """A tag of the execution, and its value."""
+
+
+class Told(Struct, frozen=True):
     """An event, and the cursor after it."""
 
     event: StoredEvent
@@ -200,14 +219,14 @@ class Subscriptions(unit.Group):
         )
 
     async def end_of_log(self) -> LogEnd:
-        """Where what is still to be committed begins, and what of that is there already."""
+        """Where uncommitted events begin, and which of the later ones are committed already."""
         end = await self.store.end_of_events()
         found = (await self._around(end.after.event_id)).found
         return end if found is None else replace(end, after=found)
 
     async def _end(self, start: Cursor, events: Sequence[StoredEvent], end_id: int) -> Cursor:
         if events and events[-1].event_id == end_id:
-            return cursor_at(end_id, events[-1].occurred_at_ms, events[-1].execution_id)
+            return _cursor_after(events[-1])
         if end_id == start.event_id and (start.mark is not None or end_id == 0):
             return start
         return (await self._around(end_id)).found or Cursor(end_id)
@@ -223,27 +242,18 @@ class Subscriptions(unit.Group):
             raise history_gone(cursor)
 
     async def _around(self, event_id: int) -> CursorSurroundings:
-        async def body(reader: Reader) -> CursorSurroundings:
-            (row,) = await reader.select("event_at", event_id=event_id)
-            return CursorSurroundings(
-                first_id=_number(row["first_id"]),
-                last_id=_number(row["last_id"]),
-                found=_cursor(row),
-                gone_through=_number(row["gone_through"]) or 0,
-            )
-
-        return await self.store.read(body)
+        (row,) = await self.select_as(PlaceRow, "event_at", event_id=event_id)
+        return CursorSurroundings(
+            row.first_id, row.last_id, found=row.cursor, gone_through=row.gone_through
+        )
 
     async def _resume_from(self, cursor: Cursor) -> Cursor | None:
         if cursor.occurred_at_ms is None:
             return None
         before_ms = cursor.occurred_at_ms - RESUME_MARGIN_MS
 
-        async def body(reader: Reader) -> Cursor | None:
-            rows = await reader.select("event_before", at_ms=before_ms)
-            return _cursor(rows[0]) if rows else None
-
-        return await self.store.read(body)
+        rows = await self.select_as(EventRow, "event_before", at_ms=before_ms)
+        return rows[0].cursor if rows else None
 
     async def subscribe_events(
         self,
@@ -269,51 +279,45 @@ class Subscriptions(unit.Group):
             kind=kind,
             tag=tag,
         )
-        return Subscription(self, await self._start(after), wanted, _told)
+        return Subscription(self, await self._start(after), wanted, Told)
 
     async def subscribe_completion(
-        self,
-        *,
-        after: str | int = FROM_NOW,
-        namespace: str | None = None,
-        tag: tuple[str, str] | None = None,
+        self, **scope: Unpack[SubscriptionScope]
     ) -> Subscription[CompletionEvent]:
         """The ends of executions."""
-        wanted = _scanner_filter(EventCategory.COMPLETION, namespace, tag)
-        return Subscription(self, await self._start(after), wanted, completion_of)
+        return await self._subscribe(EventCategory.COMPLETION, completion_of, **scope)
 
     async def subscribe_lease_history(
-        self,
-        *,
-        after: str | int = FROM_NOW,
-        namespace: str | None = None,
-        tag: tuple[str, str] | None = None,
+        self, **scope: Unpack[SubscriptionScope]
     ) -> Subscription[LeaseHistoryEvent]:
-        """Leases that are given, kept, lost and taken away."""
-        wanted = _scanner_filter(EventCategory.LEASE, namespace, tag)
-        return Subscription(self, await self._start(after), wanted, lease_history_of)
+        """Leases as they are acquired, renewed, lost and revoked."""
+        return await self._subscribe(EventCategory.LEASE, lease_history_of, **scope)
 
     async def subscribe_signal_delivery(
-        self,
-        *,
-        after: str | int = FROM_NOW,
-        namespace: str | None = None,
-        tag: tuple[str, str] | None = None,
+        self, **scope: Unpack[SubscriptionScope]
     ) -> Subscription[SignalDeliveryEvent]:
         """Signals that executions accept."""
-        wanted = _scanner_filter(EventCategory.SIGNAL, namespace, tag)
-        return Subscription(self, await self._start(after), wanted, signal_delivery_of)
+        return await self._subscribe(EventCategory.SIGNAL, signal_delivery_of, **scope)
 
     async def subscribe_instance_tags(
+        self, **scope: Unpack[SubscriptionScope]
+    ) -> Subscription[InstanceTagEvent]:
+        """Tags set on executions, and changes of their values."""
+        return await self._subscribe(EventCategory.TAG, instance_tag_of, **scope)
+
+    async def _subscribe(
         self,
+        category: EventCategory,
+        make: Callable[[StoredEvent, str], T],
         *,
         after: str | int = FROM_NOW,
         namespace: str | None = None,
         tag: tuple[str, str] | None = None,
-    ) -> Subscription[InstanceTagEvent]:
-        """Tags that executions are given, and their values as they change."""
-        wanted = _scanner_filter(EventCategory.TAG, namespace, tag)
-        return Subscription(self, await self._start(after), wanted, instance_tag_of)
+    ) -> Subscription[T]:
+        wanted = check_filter(
+            namespace=namespace, category=category, execution_id=None, kind=None, tag=tag
+        )
+        return Subscription(self, await self._start(after), wanted, make)
 
     async def next_events(self, after: str, wanted: EventFilter, *, waits: bool = True) -> ToldPage:
         """The next page of the log, once there is one; what the filter leaves of it."""
@@ -353,41 +357,26 @@ class Subscriptions(unit.Group):
             like = await self.store.read(partial(_executions_like, ids=ids, wanted=wanted))
             events = [event for event in events if event.execution_id in like]
         return ToldPage(
-            told=tuple(Told(event=event, cursor=_cursor_of(event)) for event in events),
+            told=tuple(Told(event, write_cursor(_cursor_after(event))) for event in events),
             cursor=page.cursor,
         )
 
 
-def _scanner_filter(category: EventCategory, namespace: object, tag: object) -> EventFilter:
-    return check_filter(
-        namespace=namespace, category=category, execution_id=None, kind=None, tag=tag
-    )
-
-
-def _told(event: StoredEvent, cursor: str) -> Told:
-    return Told(event=event, cursor=cursor)
-
-
-def _cursor_of(event: StoredEvent) -> str:
-    return write_cursor(cursor_at(event.event_id, event.occurred_at_ms, event.execution_id))
+def _cursor_after(event: StoredEvent) -> Cursor:
+    return cursor_at(event.event_id, event.occurred_at_ms, event.execution_id)
 
 
 async def _executions_like(
     reader: Reader, ids: list[ExecutionId], wanted: EventFilter
 ) -> set[ExecutionId]:
-    rows = await reader.select(
+    found = await reader.select_as(
+        ExecutionId,
         "executions_like",
-        partition_keys=[partition_of(each) for each in ids],
-        execution_ids=[uuid_of(each) for each in ids],
-        kind=wanted.kind,
+        **unit.id_columns(ids),
+        execution_kind=wanted.kind,
         **ScannerFilter(namespace=wanted.namespace, tag=wanted.tag).parameters,
     )
-    return {unit.row_execution_id(row) for row in rows}
-
-
-async def _last_id(reader: Reader) -> int:
-    (row,) = await reader.select("last_event")
-    return int(str(row["event_id"] or 0))
+    return set(found)
 
 
 class LogWatch:
@@ -397,7 +386,7 @@ class LogWatch:
         self._store = store
         self._waiting: dict[asyncio.Event, int] = {}
         self._unhinted: set[asyncio.Event] = set()
-        """Those of them who wait for events that are not hinted, too."""
+        """Waiters that also want events for which no hint is sent."""
         self._hints: HintListener | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -453,7 +442,7 @@ class LogWatch:
                     await hints.look_out(LOOK_AGAIN_S, at_most_s)
 
     async def _look(self) -> bool:
-        last_id = await self._store.read(_last_id)
+        (last_id,) = await self._store.read(lambda reader: reader.select_as(int, "last_event"))
         found = [arrived for arrived, after_id in self._waiting.items() if last_id > after_id]
         for arrived in found:
             arrived.set()

@@ -15,13 +15,13 @@ from msgspec import Struct, structs
 from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.flow_joins import is_spared
-from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, FlowId, parse_namespace, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from flowfabric.core.views import recounted
 from flowfabric.engine import flow_queue, unit
-from flowfabric.engine.flows import (
+from flowfabric.engine.flow_building import (
     TROUBLE,
     FlowBuilding,
     ResolvedEdges,
@@ -60,8 +60,8 @@ class FlowEndings(FlowBuilding):
         async def few(tx: Unlocked) -> Swept | None:
             return await self._dispatch_few(tx, min(limit, FEW))
 
-        told = await self.store.try_unlocked(few)
-        return await self._dispatch_locked(limit) if told is None else told
+        swept = await self.store.try_unlocked(few)
+        return await self._dispatch_locked(limit) if swept is None else swept
 
     async def _dispatch_few(self, tx: Unlocked, limit: int) -> Swept | None:
         """Read all endings there are without locks, and write if nothing has changed since.
@@ -81,9 +81,9 @@ class FlowEndings(FlowBuilding):
         inputs = await passed_to(tx, resolution.fired, resolution.inputs)
         children = self.release_changes(resolution.fired, inputs, found.subjects, now_ms)
         own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
-        told = self._told(list(found.flows.values()), found.taken, now_ms)
+        counted = self._counted(list(found.flows.values()), found.taken, now_ms)
         unit.hint_about(tx, children, now_ms)
-        await tx.save(combine([own, told, children]))
+        await tx.save(combine([own, counted, children]))
         return Swept(acted=len(found.taken) + len(resolution.edges), full=False)
 
     async def _dispatch_locked(self, limit: int) -> Swept:
@@ -107,7 +107,7 @@ class FlowEndings(FlowBuilding):
         if swept.full:
             return swept
         # What is left others hold. A dispatcher tells of it; a builder does not.
-        return structs.replace(swept, held=bool(await self.store.execute_alone("any_completion")))
+        return structs.replace(swept, held=bool(await self.store.execute_alone("any_ending")))
 
     async def _dispatch_flows(
         self, tx: Transaction, flows: Sequence[flow_records.FlowRecord], limit: int
@@ -227,13 +227,13 @@ class FlowEndings(FlowBuilding):
         )
         more = len(edges) == bounds.DISPATCH_EDGES_MAX
         finished = [each for each in taken if not more or _before(each.row, edges[-1])]
-        also = self._told(flows, finished, await tx.now_ms())
+        also = self._counted(flows, finished, await tx.now_ms())
         resolved = await self.resolve_edges(
             tx, edges, {group.downstream_id: group for group in groups.values()}, fresh, also
         )
         return Dispatched(finished=len(finished), resolved=resolved, more=more)
 
-    def _told(
+    def _counted(
         self,
         flows: Sequence[flow_records.FlowRecord],
         finished: Sequence[flow_queue.QueuedEnding],
@@ -390,8 +390,7 @@ async def open_edges(
     return await tx.select_records(
         flow_records.Edge,
         "open_edges",
-        partition_keys=[partition_of(each) for each in lives],
-        execution_ids=[uuid_of(each) for each in lives],
+        **unit.id_columns(lives),
         replay_counts=list(lives.values()),
         limit=bounds.DISPATCH_EDGES_MAX,
     )
@@ -464,9 +463,9 @@ class FlowAudits(FlowBuilding):
             keys = [unit.execution_key(each) for each in sorted(member_ids)]
             members = {e.execution_id: e for e in (await tx.get(Execution, keys)).values()}
             queued = await self._requeue(tx, flow, members)
-            told = await self._tell(tx, members)
+            resolved = await self._tell(tx, members)
             freed = await self._free(tx, flow, members)
-            return queued + told + freed + await self._recount(tx, flow)
+            return queued + resolved + freed + await self._recount(tx, flow)
 
         return await self.store.transact(body)
 

@@ -22,7 +22,7 @@ from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import edge_snapshot
 from flowfabric.engine.creation import CreateBody
-from flowfabric.engine.flows import FlowBuilding, endings_of
+from flowfabric.engine.flow_building import FlowBuilding, endings_of
 from flowfabric.engine.unit import execution_key, new_uuid
 from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
 from flowfabric.store.base import Transaction

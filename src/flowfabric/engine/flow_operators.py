@@ -27,7 +27,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
 from flowfabric.engine import reads, unit
-from flowfabric.engine.flows import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
+from flowfabric.engine.flow_building import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
 from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching
 from flowfabric.engine.unit import Swept
 from flowfabric.store.base import Key, Transaction

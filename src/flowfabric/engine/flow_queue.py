@@ -13,7 +13,6 @@ from flowfabric.core.flow_endings import Ending
 from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Execution
-from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Subject
 from flowfabric.store.base import Joined, Transaction
 
@@ -46,46 +45,22 @@ async def flows_with_endings(tx: Transaction, start: int) -> Sequence[flow_recor
 async def take(
     tx: Transaction, flows: Sequence[flow_records.FlowRecord], limit: int
 ) -> list[QueuedEnding]:
-    rows = await tx.select_as(
-        TakenRow,
-        "take_completions",
+    """Endings of members of these flows, which the caller has locked."""
+    rows = await tx.select_joined(
+        (flow_records.CompletionDispatch, flow_records.EndedUpstream),
+        "take_endings",
         partition_keys=[flow.partition_key for flow in flows],
         flow_ids=[flow.flow_id for flow in flows],
         limit=limit,
     )
-    return [_taken(row) for row in rows]
+    return [ending for each in rows if (ending := _queued(each)) is not None]
 
 
-class TakenRow(Struct, frozen=True, kw_only=True):
-    """A queued ending, and what its execution looks like now."""
-
-    partition_key: int
-    flow_id: FlowId
-    execution_id: ExecutionId
-    replay_count: int
-    outcome: TerminalOutcome
-    enqueued_at_ms: int
-    current_replay_count: int
-    cancellation_reason: str | None
-    result: bytes | None
-    result_encoding: str | None
-
-
-def _taken(row: TakenRow) -> QueuedEnding:
-    queued = flow_records.CompletionDispatch(
-        partition_key=row.partition_key,
-        flow_id=row.flow_id,
-        execution_id=row.execution_id,
-        replay_count=row.replay_count,
-        outcome=row.outcome,
-        enqueued_at_ms=row.enqueued_at_ms,
-    )
-    return _queued(queued, row)
-
-
-def _queued(
-    row: flow_records.CompletionDispatch, left: TakenRow | flow_records.EndedUpstream
-) -> QueuedEnding:
+def _queued(found: Joined) -> QueuedEnding | None:
+    """None where what the ending left is gone."""
+    row, left = found.get(flow_records.CompletionDispatch), found.get(flow_records.EndedUpstream)
+    if row is None or left is None:
+        return None
     return QueuedEnding(
         row=row,
         ending=Ending(
@@ -143,12 +118,10 @@ def found_in(rows: Sequence[Joined]) -> FoundEndings | None:
     """None unless endings are news, and downstreams are as they were made but for their joins."""
     found = FoundEndings()
     for each in rows:
-        flow, row = each.get(flow_records.FlowRecord), each.get(flow_records.CompletionDispatch)
-        upstream = each.get(flow_records.EndedUpstream)
-        assert row is not None
-        if flow is None or upstream is None:
+        flow, ending = each.get(flow_records.FlowRecord), _queued(each)
+        if flow is None or ending is None:
             return None
-        ending = _queued(row, upstream)
+        row = ending.row
         known = found.endings.get(row.execution_id)
         if ending.stale or (known is not None and known.row != row):
             return None

@@ -12,7 +12,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.flows import FlowBuilding, check_edge_id, member_counts
+from flowfabric.engine.flow_building import FlowBuilding, check_edge_id, member_counts
 from flowfabric.engine.paging import cut
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
@@ -50,13 +50,13 @@ class FlowReads(FlowBuilding):
             flow = await self.find_flow(reader, asked)
             if flow is None:
                 return None
-            tags = await reader.select(
-                "list_flow_tags", partition_key=flow.partition_key, flow_id=asked
+            tags = await reader.select_records(
+                FlowTag, "list_flow_tags", partition_key=flow.partition_key, flow_id=asked
             )
             return _snapshot(
                 flow,
                 await self._state(reader, flow),
-                {str(row["tag_key"]): str(row["tag_value"]) for row in tags},
+                {tag.tag_key: tag.tag_value for tag in tags},
                 await _all_groups(reader, asked),
             )
 
@@ -67,7 +67,8 @@ class FlowReads(FlowBuilding):
         if flow.derived_state is not FlowState.OPEN:
             return flow.derived_state
         return views.derive_flow_state(
-            await member_counts(reader, flow.flow_id), cancelled=_cancelled(flow)
+            await member_counts(reader, flow.flow_id),
+            cancelled=flow.public_flow_state is FlowState.CANCELLED,
         )
 
     async def list_flows(
@@ -377,7 +378,7 @@ def _flow_list(
 
 
 async def _going(reader: Reader, flow_ids: Sequence[ids.FlowId]) -> set[ids.FlowId]:
-    """Those of the flows with members that have not ended."""
+    """The flows that have members which have not ended."""
     if not flow_ids:
         return set()
     return set(await reader.select_as(ids.FlowId, "going_flows", flow_ids=list(flow_ids)))
@@ -392,10 +393,6 @@ def _edge_list(
     if downstream is not None:
         return "list_edges_into", {"execution_id": ids.uuid_of(downstream)}
     return "list_edges", {}
-
-
-def _cancelled(flow: FlowRecord) -> bool:
-    return flow.public_flow_state is FlowState.CANCELLED
 
 
 class MemberRow(Struct, frozen=True, kw_only=True):

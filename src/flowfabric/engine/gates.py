@@ -20,6 +20,7 @@ from flowfabric.core import gates
 from flowfabric.core.bounds import GATED_ROUTES_MAX
 from flowfabric.core.budgets import Budget, describe_closed, reached_namespace
 from flowfabric.core.checks import split_kind
+from flowfabric.core.diagnosis import held_up_by_limits
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import (
     UUID_BYTES,
@@ -33,7 +34,6 @@ from flowfabric.core.ids import (
     parse_namespace,
     uuids_from,
 )
-from flowfabric.core.keeping_back import told_of_limits
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Conflict, Corruption, InvalidInput, NotFound
@@ -144,14 +144,14 @@ async def declare(
 
 async def check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:
     """Raise `Conflict` if another policy of the namespace has the name."""
-    rows = await tx.select(
-        "quota_policy_id_by_name", namespace=policy.namespace, called=policy.name
+    found = await tx.select_as(
+        str, "quota_policy_id_by_name", namespace=policy.namespace, called=policy.name
     )
-    for row in rows:
-        if str(row["quota_policy_id"]) != policy.quota_policy_id:
+    for quota_policy_id in found:
+        if quota_policy_id != policy.quota_policy_id:
             raise Conflict(
                 f"quota policy {policy.name!r} exists already in namespace {policy.namespace!r},"
-                f" with id {row['quota_policy_id']!s}; give another name"
+                f" with id {quota_policy_id}; give another name"
             )
 
 
@@ -312,7 +312,7 @@ async def held_up(reader: Reader, executions: Sequence[Execution]) -> list[Execu
         return list(executions)
     now_ms = await reader.now_ms()
     return [
-        told_of_limits(each, facts.get(each.route_id, ()), now_ms) if each.ready else each
+        held_up_by_limits(each, facts.get(each.route_id, ()), now_ms) if each.ready else each
         for each in executions
     ]
 
@@ -454,15 +454,15 @@ class GatedClaims:
         is_told = self._store.hints_are_live and not known.is_there
         again_s = ASK_AGAIN_MAX_S if is_told else ASK_AGAIN_S
         if known.asked_at_s is None or now_s - known.asked_at_s > again_s:
-
-            async def body(reader: Reader) -> Sequence[Row]:
-                return await reader.select("has_gated", lanes=query.lanes, kinds=query.kinds)
-
-            (row,) = await self._store.read(body)
-            known.is_there, known.asked_at_s = bool(row["found"]), now_s
+            (known.is_there,) = await self._store.read(
+                lambda reader: reader.select_as(
+                    bool, "has_gated", lanes=query.lanes, kinds=query.kinds
+                )
+            )
+            known.asked_at_s = now_s
         return known.is_there
 
-    def may_be_parked(self, query: ClaimQuery) -> bool:
+    def may_be_kept_back(self, query: ClaimQuery) -> bool:
         """Whether to look, now, for work that was kept back until a worker like this one comes.
 
         Claims keep nothing back that any worker can run.

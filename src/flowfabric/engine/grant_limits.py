@@ -1,4 +1,4 @@
-"""What limits say about grants: which limited execution fits, and that one fits under lock.
+"""Grants under limits: finding a limited execution that fits, and checking that under lock.
 
 A grant holds a slot as a lease does, from the moment it is issued. It also counts as a start
 where nothing is resumed, since claiming with it asks no limit again. One that is not used in time

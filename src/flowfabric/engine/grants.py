@@ -1,4 +1,4 @@
-"""Claiming executions by id, with a grant; and keeping them back from every worker.
+"""Claiming executions by id, with a grant.
 
 A scheduler asks what a worker should run next (`claim_for_worker`), or picks an execution itself
 (`issue_claim_grant`, `issue_reclaim_grant`); the worker then turns the grant into a lease. The
@@ -12,13 +12,17 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, grants, keeping_back, results, workers
-from flowfabric.core.checks import check_bool, check_int, check_offered, check_optional_text
+from flowfabric.core.checks import (
+    check_bool,
+    check_int,
+    check_offered,
+    check_optional_int,
+    optional,
+)
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
-    AttemptId,
     ExecutionId,
     LaneId,
-    LeaseId,
     Namespace,
     parse_lane_id,
     parse_uuid,
@@ -37,7 +41,7 @@ from flowfabric.engine.grant_limits import (
     give_back_starts,
     pass_by,
 )
-from flowfabric.engine.parked import find_parked, let_go
+from flowfabric.engine.keeping_back import find_kept_back, let_go
 from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import present_workers
@@ -47,6 +51,7 @@ T = TypeVar("T")
 GRANT_TTL_MS = 5_000
 AnyGrant = results.ClaimGrant | results.ResumeGrant | results.ReclaimGrant
 Decide = Callable[[Subject, grants.Where, Timing], Decision[T]]
+DecideClaim = Callable[[Subject, grants.GrantClaim, Lane | None, Timing], Decision[T]]
 
 
 class ResumeToken(Struct, frozen=True, kw_only=True):
@@ -93,10 +98,10 @@ class Grants(unit.Group):
 
         async def body(tx: Transaction) -> AnyGrant | None:
             found = await self._best(tx, query, shares, limited=limited)
-            if found is None and await self._free_parked(tx, query):
+            if found is None and await self._let_go(tx, query):
                 found = await self._best(tx, query, shares, limited=limited)
             if found is None:
-                await self._park_unserved(tx, query)
+                await self._keep_back_unserved(tx, query)
                 return None
             outcome = await self._issue_in(tx, found, _offer(request))
             return self._shown(outcome) if isinstance(outcome, Issued) else None
@@ -142,14 +147,13 @@ class Grants(unit.Group):
         self._after[query] = pick.after
         return pick.execution_id
 
-    async def _free_parked(self, tx: Transaction, query: ClaimQuery) -> bool:
+    async def _let_go(self, tx: Transaction, query: ClaimQuery) -> bool:
         """Let go of what was kept back until a worker like this one comes."""
-        parked = await find_parked(tx, query, bounds.PARKED_MAX)
-        asks = [unit.Ask(each, let_go) for each in parked]
-        await self.shell.decide_in(tx, asks)
-        return bool(parked)
+        found = await find_kept_back(tx, query, bounds.KEPT_BACK_MAX)
+        await self.shell.decide_in(tx, [unit.Ask(each, let_go) for each in found])
+        return bool(found)
 
-    async def _park_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
+    async def _keep_back_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
         """Keep back what waits in these lanes and no worker that is there could run.
 
         What this worker cannot run and another one can is left to that.
@@ -159,7 +163,7 @@ class Grants(unit.Group):
             "lanes": query.lanes,
             "kinds": query.kinds,
             "capabilities": query.capabilities,
-            "limit": bounds.PARKED_MAX,
+            "limit": bounds.KEPT_BACK_MAX,
         }
         if not await tx.select_as(Unserved, "ready_beyond_capabilities", **asked):
             return
@@ -175,8 +179,7 @@ class Grants(unit.Group):
                 served[need] = any(workers.serves(each, need) for each in present)
             if not served[need]:
                 alone.append(row.execution_id)
-        asks = [unit.Ask(each, _park) for each in alone]
-        await self.shell.decide_in(tx, asks)
+        await self.shell.decide_in(tx, [unit.Ask(each, _keep_back) for each in alone])
         if alone:
             # A worker that asks without having registered may be able to run it.
             tx.hint(GATES_TOPIC)
@@ -251,18 +254,12 @@ class Grants(unit.Group):
 
         The same process may repeat it as long as it holds the lease, and gets the same answer.
         """
-        claim = self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms)
         claim = structs.replace(
-            claim,
+            self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms),
             timers=grants.check_timers(attempt_timeout_ms, execution_deadline_at_ms),
             attempt_index=_check_index("expected_attempt_index", expected_attempt_index),
         )
-        granted = await self._decide(
-            execution_id,
-            lambda subject, place, timing: grants.decide_claim_granted(
-                subject, claim, place.lane, timing.now_ms
-            ),
-        )
+        granted = await self._use(execution_id, claim, grants.decide_claim_granted)
         return await self._work.claimed(granted, lease_ttl_ms)
 
     async def claim_resumed_execution(
@@ -283,23 +280,15 @@ class Grants(unit.Group):
         The attempt gets the time it had left when it was parked, unless
         `remaining_attempt_timeout_ms` says otherwise; 0 is without end.
         """
-        claim = self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms)
         claim = structs.replace(
-            claim,
-            lease_id=_check_lease_id(lease_id),
+            self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms),
+            lease_id=_check_uuid("lease_id", lease_id),
             attempt_index=_check_index("current_attempt_index", current_attempt_index),
-            attempt_time_left_ms=None
-            if remaining_attempt_timeout_ms is None
-            else check_int(
+            attempt_time_left_ms=check_optional_int(
                 "remaining_attempt_timeout_ms", remaining_attempt_timeout_ms, 0, DURATION_MAX_MS
             ),
         )
-        granted = await self._decide(
-            execution_id,
-            lambda subject, place, timing: grants.decide_claim_resumed(
-                subject, claim, place.lane, timing.now_ms
-            ),
-        )
+        granted = await self._use(execution_id, claim, grants.decide_claim_resumed)
         return await self._work.claimed(granted, lease_ttl_ms)
 
     async def claim_from_resume_grant(self, token: ResumeToken) -> results.Claimed | None:
@@ -314,14 +303,14 @@ class Grants(unit.Group):
         )
 
         def decide(
-            subject: Subject, place: grants.Where, timing: Timing
+            subject: Subject, claim: grants.GrantClaim, lane: Lane | None, timing: Timing
         ) -> Decision[Granted | None]:
             if subject.execution.lifecycle_phase is LifecyclePhase.TERMINAL:
                 return Decision(answer=None)
-            made = grants.decide_claim_resumed(subject, claim, place.lane, timing.now_ms)
+            made = grants.decide_claim_resumed(subject, claim, lane, timing)
             return Decision(answer=made.answer, changes=made.changes)
 
-        granted = await self._decide(grant.execution_id, decide)
+        granted = await self._use(grant.execution_id, claim, decide)
         return None if granted is None else await self._work.claimed(granted, ttl_ms)
 
     async def reclaim_execution(
@@ -347,23 +336,15 @@ class Grants(unit.Group):
         `max_reclaim_count` is how often it may lose it, if that is less than its policy allows:
         the execution fails then.
         """
-        claim = self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms)
         claim = structs.replace(
-            claim,
-            lease_id=_check_lease_id(lease_id),
-            attempt_id=None
-            if attempt_id is None
-            else AttemptId(parse_uuid("attempt_id", attempt_id)),
-            max_reclaim_count=None
-            if max_reclaim_count is None
-            else check_int("max_reclaim_count", max_reclaim_count, 0, 2**31 - 1),
-        )
-        outcome = await self._decide(
-            execution_id,
-            lambda subject, place, timing: grants.decide_reclaim(
-                subject, claim, place.lane, timing
+            self._check_claim(worker_id, worker_instance_id, grant_key, lane_id, lease_ttl_ms),
+            lease_id=_check_uuid("lease_id", lease_id),
+            attempt_id=_check_uuid("attempt_id", attempt_id),
+            max_reclaim_count=check_optional_int(
+                "max_reclaim_count", max_reclaim_count, 0, 2**31 - 1
             ),
         )
+        outcome = await self._use(execution_id, claim, grants.decide_reclaim)
         if not isinstance(outcome, Granted):
             return outcome
         return await self._work.claimed(outcome, lease_ttl_ms)
@@ -382,14 +363,8 @@ class Grants(unit.Group):
         """
         ttl_ms = check_ttl(lease_duration_ms, "lease_duration_ms")
         check_bool("force", force)
-        asked_lane = None if lane_id is None else parse_lane_id(lane_id)
+        asked_lane = optional(parse_lane_id, lane_id)
         ids = unit.new_lease_ids()
-
-        def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Granted]:
-            grants.check_lane_meant(subject.execution, asked_lane)
-            return grants.decide_grant_and_claim(
-                subject, ids, ttl_ms, lane=place.lane, force=force, now_ms=timing.now_ms
-            )
 
         asked = self.shell.check_execution_id(execution_id)
 
@@ -398,7 +373,14 @@ class Grants(unit.Group):
             await pass_by(tx, found[0].execution)
             return found
 
-        granted = await self.shell.decide_loaded(load, lambda found, timing: decide(*found, timing))
+        def decide(found: tuple[Subject, grants.Where], timing: Timing) -> Decision[Granted]:
+            subject, place = found
+            grants.check_lane_meant(subject.execution, asked_lane)
+            return grants.decide_grant_and_claim(
+                subject, ids, ttl_ms, lane=place.lane, force=force, now_ms=timing.now_ms
+            )
+
+        granted = await self.shell.decide_loaded(load, decide)
         return await self._work.claimed(granted, ttl_ms)
 
     def _check_claim(
@@ -413,7 +395,7 @@ class Grants(unit.Group):
             worker=leases.check_worker(worker_id, worker_instance_id),
             key=grants.read_key(grant_key),
             secret=self.shell.deployment.handle_key,
-            lane_id=None if lane_id is None else parse_lane_id(lane_id),
+            lane_id=optional(parse_lane_id, lane_id),
             lease_ttl_ms=check_ttl(lease_ttl_ms),
         )
 
@@ -438,50 +420,6 @@ class Grants(unit.Group):
             return Swept(acted=acted, full=len(due) == limit)
 
         return await self.store.transact(body)
-
-    # Keeping back
-
-    async def block_execution_for_admission(
-        self,
-        execution_id: str,
-        *,
-        reason: str,
-        reason_detail: str | None = None,
-        lane_id: str | None = None,
-    ) -> results.Blocked:
-        """Keep a waiting execution from every worker until it is unblocked.
-
-        Blocking it again replaces the reason. What waits for something else is refused.
-        """
-        why = keeping_back.check_gate_reason("reason", reason)
-        detail = check_optional_text("reason_detail", reason_detail) or ""
-        asked_lane = None if lane_id is None else parse_lane_id(lane_id)
-
-        def decide(subject: Subject, timing: Timing) -> Decision[results.Blocked]:
-            grants.check_lane_meant(subject.execution, asked_lane)
-            return keeping_back.decide_keep_back(subject, why, detail, timing.now_ms)
-
-        return await self.shell.decide_about(execution_id, decide)
-
-    async def unblock_execution(
-        self,
-        execution_id: str,
-        *,
-        expected_blocking_reason: str | None = None,
-        lane_id: str | None = None,
-    ) -> results.Unblocked:
-        """Let an execution go that was kept back, if it is for the reason expected."""
-        expected: BlockingReason | None = None
-        if expected_blocking_reason is not None:
-            field = "expected_blocking_reason"
-            expected = keeping_back.check_gate_reason(field, expected_blocking_reason)
-        asked_lane = None if lane_id is None else parse_lane_id(lane_id)
-
-        def decide(subject: Subject, timing: Timing) -> Decision[results.Unblocked]:
-            grants.check_lane_meant(subject.execution, asked_lane)
-            return keeping_back.decide_let_go(subject, expected, timing.now_ms)
-
-        return await self.shell.decide_about(execution_id, decide)
 
     # Deciding
 
@@ -508,11 +446,12 @@ class Grants(unit.Group):
         unit.hint_about(tx, made.changes, now_ms)
         return made.outcome
 
-    async def _decide(self, execution_id: str, decide: Decide[T]) -> T:
-        """Decide about one execution with its grant, its lane and what its route requires."""
+    async def _use(self, execution_id: str, claim: grants.GrantClaim, decide: DecideClaim[T]) -> T:
+        """Decide about a claim of one execution, with its grant and its lane."""
         asked = self.shell.check_execution_id(execution_id)
         return await self.shell.decide_loaded(
-            lambda tx: self._about(tx, asked), lambda found, timing: decide(*found, timing)
+            lambda tx: self._about(tx, asked),
+            lambda found, timing: decide(found[0], claim, found[1].lane, timing),
         )
 
     async def _about(
@@ -552,7 +491,7 @@ async def _lock_granted(
 NO_CAPABLE_WORKER = "no connected worker satisfies required_capabilities"
 
 
-def _park(subject: Subject, timing: Timing) -> Decision[results.Blocked | None]:
+def _keep_back(subject: Subject, timing: Timing) -> Decision[results.Blocked | None]:
     if not subject.execution.ready:
         # It was claimed or granted since it was found.
         return Decision(answer=None)
@@ -628,9 +567,9 @@ def _offer(request: grants.GrantRequest) -> Decide[Offered]:
     return decide
 
 
-def _check_lease_id(lease_id: object) -> LeaseId | None:
-    return None if lease_id is None else LeaseId(parse_uuid("lease_id", lease_id))
+def _check_uuid(field: str, value: object) -> str | None:
+    return None if value is None else parse_uuid(field, value)
 
 
 def _check_index(field: str, index: object) -> int | None:
-    return None if index is None else check_int(field, index, 0, 2**31)
+    return check_optional_int(field, index, 0, 2**31)

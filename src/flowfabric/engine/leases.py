@@ -18,6 +18,7 @@ from flowfabric.core.checks import (
     check_list,
     check_offered,
     check_text,
+    optional,
 )
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle, HandleKind, sign
@@ -53,11 +54,12 @@ from flowfabric.core.states import AttemptType, LaneState
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.views import stored_lane_id
 from flowfabric.core.workers import LaneShares, LaneWeights
-from flowfabric.engine import routes, unit
+from flowfabric.engine import paging, routes, unit
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
-from flowfabric.engine.parked import free_for
+from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.store.mapping import answers_of
 
 LEASE_TTL_MS = 30_000
 LOCK_WAIT_MS_MAX = 10_000
@@ -66,8 +68,8 @@ SHARES_REMEMBERED = 256
 """Sets of lanes with weights whose turns a process remembers."""
 
 
-class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row of `claim_ready`."""
+class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
+    """A row of `claim_ready`, by its columns in their order."""
 
     partition_key: int
     execution_id: str
@@ -77,7 +79,6 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lane_id: LaneId
     attempt_index: int
     attempt_id: AttemptId
-    attempt_type: AttemptType
     lease_expires_at_ms: int
     namespace: Namespace
     execution_kind: str
@@ -89,13 +90,21 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created_at_ms: int
     deadline_at_ms: int | None
     attempt_deadline_ms: int | None
+    attempt_type: AttemptType
+    route_id: int
+    progress: str | None = None
 
-    def ends_within_ms(self, lease_ttl_ms: int) -> int:
-        """How soon the lease or the attempt runs out."""
-        if self.attempt_deadline_ms is None:
-            return lease_ttl_ms
-        claimed_at_ms = self.lease_expires_at_ms - lease_ttl_ms
-        return min(lease_ttl_ms, self.attempt_deadline_ms - claimed_at_ms)
+
+def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:
+    """Whether a lease or an attempt runs out before reconcilers look by themselves."""
+    if lease_ttl_ms <= unit.DUE_HINT_WITHIN_MS:
+        return bool(leases)
+    later_ms = lease_ttl_ms - unit.DUE_HINT_WITHIN_MS
+    return any(
+        lease.attempt_deadline_ms is not None
+        and lease.attempt_deadline_ms <= lease.lease_expires_at_ms - later_ms
+        for lease in leases
+    )
 
 
 def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
@@ -155,7 +164,7 @@ def check_query(
         lanes = check_list("lane_ids", lane_ids, 1, BATCH_MAX)
     wanted = None if kinds is None else check_list("kinds", kinds, 0, BATCH_MAX)
     return ClaimQuery(
-        namespace=None if namespace is None else parse_namespace(namespace),
+        namespace=optional(parse_namespace, namespace),
         lanes=tuple(dict.fromkeys(parse_lane_id(lane_id) for lane_id in lanes)),
         kinds=None
         if wanted is None
@@ -164,7 +173,7 @@ def check_query(
     )
 
 
-class RenewedRow(Struct, frozen=True, gc=False):
+class RenewedRow(Struct, frozen=True, gc=False, array_like=True):
     position: int
     expires_at_ms: int
     lease_epoch: int
@@ -176,8 +185,8 @@ class LanePage(Struct, frozen=True, kw_only=True):
 
 
 async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:
-    (row,) = await reader.select("route_by_id", route_id=route_id)
-    return tuple(msgspec.json.decode(str(row["capabilities"]), type=list[str]))
+    (required,) = await reader.select_as(str, "capabilities_of_route", route_id=route_id)
+    return tuple(msgspec.json.decode(required, type=list[str]))
 
 
 class Leases(unit.Group):
@@ -303,10 +312,10 @@ class Leases(unit.Group):
             rows = await self._claim_both(query, request, limit)
         else:
             rows = await self._claim_free(query, request, limit)
-        if not rows and self.gated.may_be_parked(query) and await free_for(self.shell, query):
+        if not rows and self.gated.may_be_kept_back(query) and await let_go_for(self.shell, query):
             rows = await self._claim_both(query, request, limit)
-        leases = msgspec.convert(rows, list[ClaimRow])
-        if any(lease.ends_within_ms(lease_ttl_ms) <= unit.DUE_HINT_WITHIN_MS for lease in leases):
+        leases = answers_of(ClaimRow, rows)
+        if _ends_soon(leases, lease_ttl_ms):
             self.store.hint(unit.DUE_TOPIC)
         instance_id = worker.worker_instance_id
         claimed = [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
@@ -379,10 +388,8 @@ class Leases(unit.Group):
         if not opened:
             return []
 
-        async def body(reader: Reader) -> list[int]:
-            return await reader.select_as(int, "lost_leases", **unit.lease_columns(opened))
-
-        return [opened[position] for position in await self.store.read(body)]
+        lost = await self.select_as(int, "lost_leases", **unit.lease_columns(opened))
+        return [opened[position] for position in lost]
 
     async def _renew_free(
         self, handles: Mapping[int, Handle]
@@ -422,7 +429,7 @@ class Leases(unit.Group):
             places[row.position]: Renewed(
                 expires_at_ms=row.expires_at_ms, lease_epoch=row.lease_epoch
             )
-            for row in msgspec.convert(rows, list[RenewedRow])
+            for row in answers_of(RenewedRow, rows)
         }
 
     async def renew_lease(
@@ -454,7 +461,7 @@ class Leases(unit.Group):
             "attempt_id": attempt.attempt_id,
             "attempt_type": attempt.attempt_type,
         }
-        row = msgspec.convert(fields, ClaimRow)
+        row = msgspec.convert([fields.get(name) for name in ClaimRow.__struct_fields__], ClaimRow)
         claimed = self._read_claim(row, execution.worker_instance_id, lease_ttl_ms)
         return await self.shell.values.through(claimed, self._shown)
 
@@ -490,6 +497,8 @@ class Leases(unit.Group):
             created_at_ms=row.created_at_ms,
             deadline_at_ms=row.deadline_at_ms,
             attempt_deadline_ms=row.attempt_deadline_ms,
+            # What went through a codec has to be read one by one.
+            progress=None if self.shell.values.coded else row.progress,
         )
 
     # Lanes: named queues that can be paused, resumed and drained ------------
@@ -523,15 +532,11 @@ class Leases(unit.Group):
         check_int("limit", limit, 0, PAGE_MAX)
         after = "" if cursor is None else parse_lane_id(cursor, "cursor")
 
-        async def body(reader: Reader) -> Sequence[Lane]:
-            return await reader.select_records(Lane, "list_lanes", after=after, limit=limit + 1)
-
-        found = await self.store.read(body) if limit else []
-        page = tuple(found[:limit])
+        found = await self.select_records(Lane, "list_lanes", after=after, limit=limit + 1)
+        page, last = paging.cut(found, limit, lambda lane: lane.lane_id)
         for lane in page:
             stored_lane_id(lane.lane_id)
-        more = len(found) > limit
-        return LanePage(lanes=page, next_cursor=page[-1].lane_id if more else None)
+        return LanePage(lanes=page, next_cursor=last)
 
     async def pause_lane(self, lane_id: str) -> Lane:
         """Stop handing out its work; submissions are still taken, running work goes on."""

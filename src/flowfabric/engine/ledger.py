@@ -33,7 +33,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.records import Record
 from flowfabric.core.transitions import NO_CHANGES, Changes
 from flowfabric.engine import gates
-from flowfabric.engine.unit import DUE_TOPIC, EVENT_TOPIC, execution_key
+from flowfabric.engine.unit import DUE_TOPIC, EVENT_TOPIC, execution_key, id_columns
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound
 from flowfabric.store.base import Key, Transaction
 
@@ -95,7 +95,7 @@ class BudgetEntry(Struct, frozen=True, kw_only=True):
 
     verb: Literal["report", "reserve", "settle"]
     budget: Budget
-    """As it is stored if it was not created."""
+    """The row of a budget that nobody has created."""
     amounts: Amounts
     key: str | None = None
     execution_id: ids.ExecutionId | None = None
@@ -180,14 +180,14 @@ class Ledger:
         await self._reservations.load(tx, BudgetReservation, [hold_key(each) for each in holding])
         reserving = [each for each in holding if each.verb == "reserve"]
         if reserving:
-            rows = await tx.select(
+            found = await tx.select_as(
+                ids.LeaseId,
                 "live_leases",
-                partition_keys=[_partition(each) for each in reserving],
-                execution_ids=[ids.uuid_of(_execution(each)) for each in reserving],
+                **id_columns([_execution(each) for each in reserving]),
                 lease_ids=[str(each.lease_id) for each in reserving],
                 now_ms=self._now_ms,
             )
-            self._live = {str(row["lease_id"]) for row in rows}
+            self._live = set(found)
 
     async def _decide(self, tx: Transaction, entry: BudgetEntry) -> BudgetOutcome:
         if entry.require_declared and not self.accounts[entry.budget_id].budget.declared:
@@ -281,7 +281,7 @@ class Ledger:
             )
 
     def _note_waiting(self, entry: BudgetEntry, breach: HardBreach) -> None:
-        """Remember who waits: nothing starts on his account once he has ended."""
+        """Record the waiting attempt: its demand stops blocking others once it has ended."""
         if rules.never_fits(breach, entry.amounts) or self._reservation_of(entry) is not None:
             return
         waiting = structs.replace(
@@ -340,13 +340,13 @@ async def save_budgets(
     now_ms = await tx.now_ms()
     turned = await gates.turned(tx, before, after)
     changed = [each for each in after if each != before[each.budget_id]]
-    told = [
+    events = [
         event for each in changed for event in budget_events(before[each.budget_id], each, now_ms)
     ]
-    if told:
+    if events:
         tx.hint(EVENT_TOPIC)
     updates = (*changed, *besides.updates, *turned)
-    await tx.save(structs.replace(besides, updates=updates, events=tuple(told)))
+    await tx.save(structs.replace(besides, updates=updates, events=tuple(events)))
 
 
 async def lock_or_add(

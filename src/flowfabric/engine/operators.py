@@ -54,9 +54,7 @@ def check_cancel(
         reason=checks.check_reason(reason),
         source=checks.check_text("source", source),
         lease_id=_optional_uuid("lease_id", lease_id),
-        lease_epoch=None
-        if lease_epoch is None
-        else checks.check_int("lease_epoch", lease_epoch, 0, 2**62),
+        lease_epoch=checks.check_optional_int("lease_epoch", lease_epoch, 0, 2**62),
         attempt_id=_optional_uuid("attempt_id", attempt_id),
     )
 

@@ -13,7 +13,7 @@ PAGES_MAX: Final = 10_000
 """Pages that one list is read in: a cursor that leads nowhere new ends."""
 
 TIME_DIGITS_MAX: Final = 15
-FROM_A_PAGE: Final = "must be a next_cursor of an earlier page"
+FROM_A_PAGE: Final = "must be the next_cursor of an earlier page"
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -29,6 +29,20 @@ def cut(found: Sequence[T], limit: int, cursor: Callable[[T], C]) -> tuple[tuple
 def check_pair(cursor: object) -> tuple[str, str]:
     """Where a list by namespace and name goes on; from the start without a cursor."""
     namespace, name = check_list("cursor", ("", "") if cursor is None else cursor, 2, 2)
+    return check_text("cursor", namespace), check_text("cursor", name)
+
+
+def name_cursor(namespace: str, name: str) -> str:
+    """The same as text: neither has line breaks."""
+    return f"{namespace}\n{name}"
+
+
+def read_name_cursor(cursor: object) -> tuple[str, str]:
+    if cursor is None:
+        return "", ""
+    namespace, found, name = cursor.partition("\n") if isinstance(cursor, str) else ("", "", "")
+    if not found:
+        raise InvalidInput("cursor", FROM_A_PAGE, cursor)
     return check_text("cursor", namespace), check_text("cursor", name)
 
 

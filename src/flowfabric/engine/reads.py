@@ -76,8 +76,7 @@ def check_filter(matching: object) -> ExecutionFilter:
         ids.parse_lane_id(matching.lane_id)
     if matching.execution_kind is not None:
         ids.parse_execution_kind(matching.execution_kind)
-    if matching.namespace is not None:
-        ids.parse_namespace(matching.namespace)
+    checks.optional(ids.parse_namespace, matching.namespace)
     if matching.tag is not None:
         key, value = checks.check_list("tag", matching.tag, 2, 2)
         checks.check_tag_value(checks.check_tag_key(key), value)
@@ -90,7 +89,7 @@ def check_filter(matching: object) -> ExecutionFilter:
 
 
 class PageCursor(Struct, frozen=True):
-    """Where a page ended that goes by a time, and by id where that is the same."""
+    """The end of a page that is ordered by a time, and then by id."""
 
     time_ms: int
     execution_id: ids.ExecutionId
@@ -242,8 +241,8 @@ class Reads(unit.Group):
             execution = await find(reader, asked)
             if execution is None:
                 return None
-            (told,) = await gates.held_up(reader, [execution])
-            return views.info(told)
+            (shown,) = await gates.held_up(reader, [execution])
+            return views.info(shown)
 
         return await self.store.read(body)
 
@@ -329,7 +328,7 @@ class Reads(unit.Group):
         start = (
             ids.FIRST_UUID if cursor is None else ids.uuid_after(check_cursor(cursor, partition))
         )
-        wanted = None if namespace is None else ids.parse_namespace(namespace)
+        wanted = checks.optional(ids.parse_namespace, namespace)
         if start is None:
             return ExecutionPage(executions=(), next_cursor=None)
         found = await self.select_as(
@@ -376,8 +375,7 @@ class Reads(unit.Group):
         """Leases past their end, whether or not anybody has noticed, longest overdue first."""
         checks.check_int("limit", limit, 0, bounds.EXPIRED_LEASES_PAGE_MAX)
         checks.check_optional_time("as_of_ms", as_of_ms)
-        if namespace is not None:
-            ids.parse_namespace(namespace)
+        checks.optional(ids.parse_namespace, namespace)
         after = PageCursor.parse(cursor, OLDEST_FIRST)
 
         async def body(reader: Reader) -> list[ExpiredLease]:
@@ -406,19 +404,12 @@ class Reads(unit.Group):
     ) -> T | None:
         asked = self.shell.check_execution_id(execution_id)
 
-        async def body(reader: Reader) -> T | None:
-            execution = await find(reader, asked)
-            return None if execution is None else view(execution)
-
-        return await self.store.read(body)
+        execution = await self.get_one(records.Execution, unit.execution_key(asked))
+        return None if execution is None else view(execution)
 
     async def _read_existing(self, execution_id: str, view: Callable[[records.Execution], T]) -> T:
         asked = self.shell.check_execution_id(execution_id)
-
-        async def body(reader: Reader) -> T:
-            return view(await find_or_refuse(reader, asked))
-
-        return await self.store.read(body)
+        return view(await self.store.read(lambda reader: find_or_refuse(reader, asked)))
 
 
 async def find(reader: Reader, execution_id: ids.ExecutionId) -> records.Execution | None:
@@ -459,13 +450,7 @@ async def tags_of_many(
 ) -> dict[ids.ExecutionId, dict[str, str]]:
     if not execution_ids:
         return {}
-    keys = [unit.execution_key(each) for each in execution_ids]
-    rows = await reader.select_as(
-        TagRow,
-        "tags_of_executions",
-        partition_keys=[int(key[0]) for key in keys],
-        execution_ids=[each[-36:] for each in execution_ids],
-    )
+    rows = await reader.select_as(TagRow, "tags_of_executions", **unit.id_columns(execution_ids))
     tags: dict[ids.ExecutionId, dict[str, str]] = {}
     for row in rows:
         tags.setdefault(row.execution_id, {})[row.tag_key] = row.tag_value
@@ -595,7 +580,7 @@ async def granted_to(reader: Reader, execution: records.Execution) -> str | None
     if execution.granted_until_ms is None:
         return None
     key = unit.execution_key(execution.execution_id)
-    grant = (await reader.get(records.StoredGrant, [key])).get(key)
+    grant = await reader.get_one(records.StoredGrant, key)
     return None if grant is None else grant.worker_id
 
 

@@ -120,7 +120,7 @@ class Registration:
 
 
 async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route, LaneState]:
-    """Those of the known routes that are still there under their ids, and how their lanes are.
+    """The known routes that still exist under their ids, with the state of their lanes.
 
     They stay until the transaction ends.
     """
@@ -141,12 +141,16 @@ class KnowsRoutes:
         """Their ids: read them after `forget_routes`."""
         self._routes_since_s = time.monotonic()
 
-    async def know_routes(self, checked: Sequence[Checked]) -> None:
-        """Register lanes and routes that are new here, at once and for good."""
+    async def know_routes(self, checked: Sequence[Checked], *, apart: bool = False) -> None:
+        """Register lanes and routes that are new here, at once and for good.
+
+        With `apart` on the calling thread, without ever waiting.
+        """
         self.forget_routes()
         if not routes_of(checked) <= self.routes.keys():
-            registration = Registration(checked, self.routes)
-            self.routes.update(await self.store.transact(registration.run))
+            run = Registration(checked, self.routes).run
+            found = self.store.transact_apart(run) if apart else await self.store.transact(run)
+            self.routes.update(found)
 
     def forget_routes(self) -> None:
         """Forget routes that are to be asked for again: unused ones are deleted some day."""

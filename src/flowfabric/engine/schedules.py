@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import schedules as rules
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
-from flowfabric.core.checks import check_int, check_json
+from flowfabric.core.checks import check_int, check_json, optional
 from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.records import Lane
@@ -157,7 +157,7 @@ class Schedules(Group):
     ) -> SchedulePage:
         """Schedules by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        wanted = None if namespace is None else parse_namespace(namespace)
+        wanted = optional(parse_namespace, namespace)
         after_namespace, after_id = paging.check_pair(cursor)
         found = await self.select_records(
             Schedule,
@@ -213,7 +213,7 @@ class Schedules(Group):
         return [self._due(schedule, lanes.get((schedule.lane_id,)), now_ms) for schedule in found]
 
     def _due(self, schedule: Schedule, lane: Lane | None, now_ms: int) -> Due:
-        """What to create. A schedule that cannot be served does not delay the others."""
+        """The executions to create. A schedule that cannot fire does not delay the others."""
         try:
             planned = rules.plan(schedule, recurrence_of(schedule), now_ms)
         except InvalidInput as error:

@@ -16,13 +16,14 @@ from typing import Unpack
 from msgspec import Struct, structs
 
 from flowfabric.core import conditions, ids, signals
-from flowfabric.core.checks import check_bool, check_name, check_text
+from flowfabric.core.checks import check_bool, check_name, check_text, optional
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import (
     Execution,
     HmacKey,
     SignalDedup,
+    SignalEffect,
     SignalFacts,
     Suspension,
     Waitpoint,
@@ -42,9 +43,9 @@ from flowfabric.core.waitpoints import (
 from flowfabric.engine import suspensions, unit
 from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.engine.waitpoints import SuspensionView, Waitpoints, find_waitpoint
-from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, NotFound
+from flowfabric.errors import BackendErrorKind, InvalidInput, InvalidToken, NotFound, Transport
 from flowfabric.logs import open_log
-from flowfabric.store.base import Body, Reader, Saving, Transaction, Unlocked
+from flowfabric.store.base import Reader, Saving, Transaction, Unlocked
 
 log = open_log(__name__)
 
@@ -134,39 +135,8 @@ class SignalOperations(Waitpoints):
         delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
         return await self._deliver(delivery)
 
-    async def deliver_signal_on(
-        self,
-        connection: object,
-        execution_id: str,
-        waitpoint_id: str,
-        *,
-        waitpoint_token: str | WaitpointToken,
-        signal_name: str,
-        **options: Unpack[signals.SignalOptions],
-    ) -> signals.SignalResult:
-        """The same inside the caller's own transaction: see `create_executions_on`."""
-        request = await self._signal_asked_for(signal_name, options)
-        delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
-        with refusals_logged(delivery):
-            outcome = await self.store.transact_on(connection, self._delivering(delivery))
-            return _delivered(outcome)
-
-    def deliver_signal_on_sync(
-        self,
-        connection: object,
-        execution_id: str,
-        waitpoint_id: str,
-        *,
-        waitpoint_token: str | WaitpointToken,
-        signal_name: str,
-        **options: Unpack[signals.SignalOptions],
-    ) -> signals.SignalResult:
-        """The same for a connection that is not async, on the calling thread."""
-        request = self._signal_request(signal_name, options)
-        delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
-        with refusals_logged(delivery):
-            outcome = self.store.transact_on_sync(connection, self._delivering(delivery))
-            return _delivered(outcome)
+    deliver_signal_on = unit.joined(deliver_signal)
+    deliver_signal_on_sync = unit.joined_sync(deliver_signal)
 
     async def deliver_approval_signal(
         self,
@@ -200,7 +170,7 @@ class SignalOperations(Waitpoints):
             execution_id=self.shell.check_execution_id(execution_id),
             address=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),
             request=request,
-            lane_id=None if lane_id is None else ids.parse_lane_id(lane_id),
+            lane_id=optional(ids.parse_lane_id, lane_id),
         )
         return await self._deliver(delivery)
 
@@ -236,15 +206,41 @@ class SignalOperations(Waitpoints):
         lock = partial(_lock_receiver, delivery)
         with refusals_logged(delivery):
             if request.idempotency_key is None and request.signal_id is None:
+                sure = await self._deliver_sure(delivery)
+                if sure is not None:
+                    return sure
                 read = partial(_read_receiver, delivery)
                 return await self.shell.decide_unlocked_first(read, lock, decide)
             return await self.shell.decide_loaded(lock, decide)
 
-    def _signal_request(
-        self, signal_name: str, options: signals.SignalOptions
-    ) -> signals.SignalRequest:
-        packed = self._packed(options)
-        return signals.SignalRequest(signal_name=signal_name, new_id=_new_id(), **packed)
+    async def _deliver_sure(self, delivery: Delivery) -> signals.SignalResult | None:
+        """In one round trip, where an execution waits for nothing else; None if not."""
+        address, request = delivery.address, delivery.request
+        if not isinstance(address, WaitpointName) or not self.shell.commits:
+            return None
+        sure = signals.SureSignal.of(request, address.waitpoint_key)
+        accepted = signals.SignalAccepted(signal_id=request.new_id, effect=SignalEffect.SATISFIED)
+        try:
+            rows = await self.store.execute_alone(
+                "signal_waiting",
+                (SIGNAL_TOPIC, unit.EVENT_TOPIC),
+                partition_key=ids.partition_of(delivery.execution_id),
+                execution_id=ids.uuid_of(delivery.execution_id),
+                **structs.asdict(sure),
+            )
+        except Transport as lost:
+            if lost.kind is not BackendErrorKind.TRANSPORT:
+                raise
+            # By its id a repeat is found out, as if its caller had chosen one.
+            again = structs.replace(
+                delivery, request=structs.replace(request, signal_id=request.new_id)
+            )
+            try:
+                answer = await self._deliver(again)
+            except Transport as lost_again:
+                raise (lost_again if lost_again.may_have_happened else lost) from None
+            return accepted if isinstance(answer, signals.SignalDuplicate) else answer
+        return accepted if rows else None
 
     async def _signal_asked_for(
         self, signal_name: str, options: signals.SignalOptions
@@ -257,9 +253,6 @@ class SignalOperations(Waitpoints):
         return (
             options if payload is None else {**options, "payload": self.shell.values.pack(payload)}
         )
-
-    def _delivering(self, delivery: Delivery) -> Body[signals.SignalResult | FlowFabricError]:
-        return self.shell.deciding(partial(_lock_receiver, delivery), partial(_decide, delivery))
 
     # Signals that no wait has taken yet: taking them while working
     #
@@ -373,6 +366,9 @@ def _hint(tx: Saving, execution: Execution) -> None:
     tx.hint(SIGNAL_TOPIC)
     if execution.ownership_state is OwnershipState.LEASED and execution.worker_instance_id:
         tx.hint(kept_topic(execution.worker_instance_id))
+    if execution.ready:
+        # A claim passes by what we have locked here, and has to look again.
+        tx.hint(unit.ready_topic(execution.lane_id))
 
 
 def _delivery(
@@ -563,9 +559,3 @@ async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ..
             suspension_id=suspension.suspension_id,
         )
     )
-
-
-def _delivered(outcome: signals.SignalResult | FlowFabricError) -> signals.SignalResult:
-    if isinstance(outcome, FlowFabricError):
-        raise outcome
-    return outcome

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import checks
@@ -29,6 +28,7 @@ from flowfabric.engine import unit
 from flowfabric.engine.unit import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
+from flowfabric.store.mapping import answers_of
 
 STEPS_MAX = 1_000_000_000
 """What no number of a step exceeds."""
@@ -43,7 +43,7 @@ class StepReport(Struct, frozen=True, kw_only=True, gc=False):
     step: NewStep
 
 
-class StoredRow(Struct, frozen=True, gc=False):
+class StoredRow(Struct, frozen=True, gc=False, array_like=True):
     position: int
     now_ms: int
 
@@ -105,7 +105,7 @@ class Steps(unit.Group):
         )
         return {
             places[row.position]: StepStored(at_ms=row.now_ms)
-            for row in msgspec.convert(rows, list[StoredRow])
+            for row in answers_of(StoredRow, rows)
         }
 
     async def _record_one(self, report: StepReport) -> StepStored | FlowFabricError:
@@ -191,18 +191,13 @@ class Steps(unit.Group):
 
     async def _wake(self, tx: Transaction, ended: Sequence[ExecutionId]) -> int:
         """Return for how many of them every waiter was woken; a locked one delays no other."""
-        waiters = await tx.select_records(
-            Waiter,
-            "list_waiters",
-            partition_keys=[partition_of(each) for each in ended],
-            execution_ids=[uuid_of(each) for each in ended],
-        )
+        waiters = await tx.select_records(Waiter, "list_waiters", **unit.id_columns(ended))
         waiting = sorted({parse_execution_id(waiter.waiting) for waiter in waiters})
         held = await unit.lock_free(tx, waiting)
         late = {each for each in waiters if parse_execution_id(each.waiting) in held}
-        told = {*ended}.difference(each.execution_id for each in late)
+        notified = {*ended}.difference(each.execution_id for each in late)
         # Locked once more, now as records: the rows are held already.
-        done = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(told)])
+        done = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(notified)])
         subjects = await unit.lock_subjects(tx, [each for each in waiting if each not in held])
         timing = self.shell.timing(await tx.now_ms())
         woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())

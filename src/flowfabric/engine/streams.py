@@ -7,13 +7,12 @@ an execution is never written.
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import checks
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
 from flowfabric.core.leases import Fence
 from flowfabric.core.policies import parse_policy
@@ -50,7 +49,7 @@ from flowfabric.engine.unit import (
     answered,
     execution_key,
     fence_of,
-    row_execution_id,
+    id_columns,
     value_or_error,
 )
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
@@ -68,6 +67,11 @@ class FrameAppend(Struct, frozen=True, kw_only=True):
     frames: tuple[NewFrame, ...]
     retention_maxlen: int | None = None
     """How many of the newest frames to keep; if it is not given, as the execution's policy says."""
+
+
+class HolderRow(Holder, frozen=True, kw_only=True):
+    execution_id: ExecutionId
+    now_ms: int
 
 
 def stream_topic(execution_id: ExecutionId) -> str:
@@ -240,13 +244,9 @@ async def _append_in(
 ) -> list[tuple[Appended, ...] | FlowFabricError]:
     """Decide each in order, each after what those before it have written."""
     asked = sorted({append.execution_id for append in appends})
-    rows = await tx.select(
-        "hold_for_append",
-        partition_keys=[partition_of(each) for each in asked],
-        execution_ids=[uuid_of(each) for each in asked],
-    )
-    holders = {row_execution_id(row): msgspec.convert(dict(row), Holder) for row in rows}
-    now_ms = int(str(rows[0]["now_ms"])) if rows else 0
+    rows = await tx.select_as(HolderRow, "hold_for_append", **id_columns(asked))
+    holders = {row.execution_id: row for row in rows}
+    now_ms = rows[0].now_ms if rows else 0
     keys = sorted({_key(each.execution_id, each.fence) for each in appends})
     streams = await tx.lock(Stream, keys)
     sums_up = {
@@ -313,8 +313,7 @@ async def _delete_frames(tx: Transaction, streams: Sequence[Stream]) -> None:
         return
     await tx.select(
         "delete_frames",
-        partition_keys=[each.partition_key for each in streams],
-        execution_ids=[uuid_of(each.execution_id) for each in streams],
+        **id_columns([each.execution_id for each in streams]),
         attempt_indexes=[each.attempt_index for each in streams],
         throughs=[each.deleted_through for each in streams],
     )

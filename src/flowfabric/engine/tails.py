@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import events, streams, tails
@@ -25,8 +24,8 @@ from flowfabric.engine import unit
 from flowfabric.engine.streams import stream_topic
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ResourceExhausted
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of, statements_within
-from flowfabric.store.base import HintListener, Reader, Row, Store
+from flowfabric.outages import AFTER_ERROR_S, level_of, statements_within
+from flowfabric.store.base import HintListener, Reader, Store
 
 log = open_log(__name__)
 
@@ -37,7 +36,6 @@ LOOK_AGAIN_S: Final = 5.0
 LOOK_AGAIN_MAX_S: Final = 10.0
 """How often waiting tails look without a hint, all of them at once: for hints that are lost."""
 LOOK_GAP_S: Final = 0.01
-AFTER_ERROR_S: Final = 0.5
 LOOK_TIMEOUT_S: Final = 5.0
 TAILS_MAX: Final = 10_000
 """Tails that may wait in one process."""
@@ -70,11 +68,17 @@ class TailPlace(Struct, frozen=True, kw_only=True):
     superseded: bool
 
 
-class Standing(Struct, frozen=True, kw_only=True):
-    """How a stream stood at some time."""
+class Standing(tails.StreamFacts, frozen=True, kw_only=True):
+    """The facts of a stream at some time."""
 
-    facts: tails.StreamFacts
+    position: int
+    """The place of its key in the request."""
     now_ms: int
+
+
+class FinishedStep(Struct, frozen=True, kw_only=True):
+    step_key: str
+    attempt_index: int
 
 
 class Tails(unit.Group):
@@ -211,17 +215,13 @@ class Tails(unit.Group):
         """When an attempt last appended to its stream; None if it never has."""
         asked = self._check_key(execution_id, attempt_index)
         key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
-
-        async def body(reader: Reader) -> int | None:
-            stream = await reader.get_one(streams.Stream, key)
-            return None if stream is None else stream.last_frame_at_ms
-
-        return await self.store.read(body)
+        stream = await self.get_one(streams.Stream, key)
+        return None if stream is None else stream.last_frame_at_ms
 
     async def read_summary(
         self, execution_id: str, attempt_index: int
     ) -> tails.SummaryDocument | None:
-        """What an attempt has summed up; None if it has not."""
+        """The summary of an attempt; None if it has none."""
         asked = self._check_key(execution_id, attempt_index)
         key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
 
@@ -270,14 +270,9 @@ class Tails(unit.Group):
         whose = events.check_scanner_filter(only)
         if whose == events.EVERYBODY:
             return
-        if not await self.store.read(
-            lambda reader: reader.select(
-                "executions_like",
-                partition_keys=[partition_of(execution_id)],
-                execution_ids=[uuid_of(execution_id)],
-                kind=None,
-                **whose.parameters,
-            )
+        columns = unit.id_columns([execution_id])
+        if not await self.select_as(
+            ExecutionId, "executions_like", execution_kind=None, **columns, **whose.parameters
         ):
             raise NotFound("execution", execution_id)
 
@@ -295,19 +290,13 @@ class Tails(unit.Group):
 
 async def standing_of(reader: Reader, keys: Sequence[StreamKey]) -> dict[StreamKey, Standing]:
     """How streams stand; those without an execution are left out."""
-    rows = await reader.select(
+    found = await reader.select_as(
+        Standing,
         "stream_facts",
-        partition_keys=[partition_of(each.execution_id) for each in keys],
-        execution_ids=[uuid_of(each.execution_id) for each in keys],
+        **unit.id_columns([each.execution_id for each in keys]),
         attempt_indexes=[each.attempt_index for each in keys],
     )
-    return {keys[int(str(row["position"]))]: _standing(row) for row in rows}
-
-
-def _standing(row: Row) -> Standing:
-    return Standing(
-        facts=msgspec.convert(dict(row), tails.StreamFacts), now_ms=int(str(row["now_ms"]))
-    )
+    return {keys[each.position]: each for each in found}
 
 
 async def read_slice(reader: Reader, asked: Slice) -> tails.StreamFrames:
@@ -320,7 +309,7 @@ async def read_slice(reader: Reader, asked: Slice) -> tails.StreamFrames:
 
 async def _frames(reader: Reader, asked: Slice, standing: Standing) -> tails.StreamFrames:
     found: Sequence[streams.FrameRecord] = ()
-    if standing.facts.last_frame_id is not None:
+    if standing.last_frame_id is not None:
         found = await reader.select_records(
             streams.FrameRecord,
             "read_frames",
@@ -329,11 +318,11 @@ async def _frames(reader: Reader, asked: Slice, standing: Standing) -> tails.Str
             attempt_index=asked.key.attempt_index,
             from_id=asked.from_id,
             to_id=asked.to_id,
-            hidden_through=standing.facts.hidden_through(standing.now_ms),
+            hidden_through=standing.hidden_through(standing.now_ms),
             best_effort=asked.visibility is streams.Visibility.ALL,
             limit=asked.count_limit,
         )
-    closed = tails.closing(standing.facts, asked.key.attempt_index)
+    closed = tails.closing(standing, asked.key.attempt_index)
     last_id = found[-1].frame_id if found else max(asked.from_id - 1, 0)
     return tails.StreamFrames(
         frames=tuple(tails.shown(each) for each in found),
@@ -350,9 +339,9 @@ async def last_cursor(reader: Reader, execution_id: ExecutionId) -> tails.Execut
     standing = (await standing_of(reader, [first])).get(first)
     if standing is None:
         raise NotFound("execution", execution_id)
-    latest = StreamKey(execution_id, max(standing.facts.latest_attempt, 0))
+    latest = StreamKey(execution_id, max(standing.latest_attempt, 0))
     now = (await standing_of(reader, [latest])).get(latest, standing)
-    return tails.ExecutionCursor(latest.attempt_index, now.facts.last_frame_id or 0)
+    return tails.ExecutionCursor(latest.attempt_index, now.last_frame_id or 0)
 
 
 async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
@@ -365,18 +354,24 @@ async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
         standing = (await standing_of(reader, [key])).get(key)
         if standing is None:
             raise NotFound("execution", place.execution_id)
-        latest = standing.facts.latest_attempt
+        latest = standing.latest_attempt
         earlier = key.attempt_index < latest
         if finished is None and (earlier or take_over is not None):
             finished = await _finished_steps(reader, place.execution_id)
-        page = await _frames(reader, _slice(place, key, cursor), standing)
+        asked = Slice(
+            key=key,
+            from_id=cursor.frame_id + 1,
+            count_limit=place.count_limit,
+            visibility=place.visibility,
+        )
+        page = await _frames(reader, asked, standing)
         now = tails.TakeOver(attempt_index=latest, kept_steps=finished or {})
         frames = tuple(
             structs.replace(each, superseded=now.supersedes(each)) for each in page.frames
         )
         wanted = tuple(each for each in frames if place.superseded or not each.superseded)
         cursor = structs.replace(cursor, frame_id=tails.read_after(page.next_cursor))
-        over = standing.facts.has_ended and not earlier and not page.has_more
+        over = standing.has_ended and not earlier and not page.has_more
         if wanted or over or not (earlier or page.has_more):
             return tails.ExecutionFrames(
                 frames=wanted, cursor=str(cursor), take_over=take_over, is_end=over
@@ -387,22 +382,14 @@ async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
     return tails.ExecutionFrames(frames=(), cursor=str(cursor), take_over=take_over)
 
 
-def _slice(place: TailPlace, key: StreamKey, cursor: tails.ExecutionCursor) -> Slice:
-    return Slice(
-        key=key,
-        from_id=cursor.frame_id + 1,
-        count_limit=place.count_limit,
-        visibility=place.visibility,
-    )
-
-
 async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> dict[str, int]:
-    rows = await reader.select(
+    found = await reader.select_as(
+        FinishedStep,
         "finished_steps",
         partition_key=partition_of(execution_id),
         execution_id=uuid_of(execution_id),
     )
-    return {str(row["step_key"]): int(str(row["attempt_index"])) for row in rows}
+    return {each.step_key: each.attempt_index for each in found}
 
 
 # Waiting ------------------------------------------------------------------------------
@@ -508,12 +495,11 @@ class StreamWatch:
 
     def _note(self, key: StreamKey, standing: Standing | None) -> bool:
         """Wake the readers concerned; tell whether anything has become of the stream."""
-        facts = None if standing is None else standing.facts
-        now = facts and (
-            facts.last_frame_id,
-            facts.latest_attempt,
-            facts.has_ended,
-            tails.closing(facts, key.attempt_index),
+        now = standing and (
+            standing.last_frame_id,
+            standing.latest_attempt,
+            standing.has_ended,
+            tails.closing(standing, key.attempt_index),
         )
         # What is seen for the first time may have happened after its tail has read.
         before = self._seen.get(key, self)

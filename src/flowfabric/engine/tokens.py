@@ -59,7 +59,7 @@ class Tokens(unit.Group):
         key = (check_text("token_id", token_id),)
 
         async def body(tx: Transaction) -> ApiToken:
-            stored = (await tx.lock(ApiToken, [key])).get(key)
+            stored = await tx.lock_one(ApiToken, key)
             if stored is None:
                 raise NotFound("token", token_id)
             without = rules.revoked(stored, await tx.now_ms())
@@ -74,10 +74,9 @@ class Tokens(unit.Group):
         if parts is None:
             return None
         token_id, secret = parts
-        key = (token_id,)
 
         async def body(reader: Reader) -> ApiToken | None:
-            stored = (await reader.get(ApiToken, [key])).get(key)
+            stored = await reader.get_one(ApiToken, (token_id,))
             if stored is None or not rules.proves(stored, secret):
                 return None
             return stored if stored.is_live(await reader.now_ms()) else None
@@ -85,9 +84,5 @@ class Tokens(unit.Group):
         return await self.store.read(body)
 
     async def has_tokens(self) -> bool:
-        """Whether there has ever been a token. One that has ended still says: not without."""
-
-        async def body(reader: Reader) -> bool:
-            return bool(await reader.select("list_tokens", after="", limit=1))
-
-        return await self.store.read(body)
+        """Whether there has ever been a token, even one that has ended."""
+        return bool(await self.select_records(ApiToken, "list_tokens", after="", limit=1))

@@ -10,8 +10,8 @@ import copy
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Generic, Self, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from msgspec import Struct
 
@@ -40,14 +40,16 @@ from flowfabric.core.states import LifecyclePhase, OwnershipState, TerminalOutco
 from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.gates import gated_routes
 from flowfabric.engine.routes import KnowsRoutes
+from flowfabric.engine.values import Values
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store import base, hints
+from flowfabric.store.joining import OnConnection
 
 T = TypeVar("T")
 V = TypeVar("V")
 R = TypeVar("R", bound=Record)
-Data = TypeVar("Data", bytes, bytes | None)
-Item = TypeVar("Item", bound=Struct)
+G = TypeVar("G", bound="Group")
+P = ParamSpec("P")
 
 DUE_HINT_WITHIN_MS = 5_000
 """Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
@@ -112,40 +114,6 @@ class Deployment(Struct, frozen=True, kw_only=True):
     handle_key: bytes
 
 
-class Values:
-    """How payloads, results and frames are stored: as they are, unless an app has a codec."""
-
-    coded = False
-
-    def __init__(self, plain_bytes_max: int) -> None:
-        self.plain_bytes_max = plain_bytes_max
-        """Largest payload or result that callers may pass."""
-
-    def pack(self, data: Data) -> Data:
-        """Data as it is stored. Safe to repeat."""
-        return data
-
-    def seal(self, data: bytes) -> bytes:
-        """Data as it is stored where that is marked elsewhere: it may begin with anything."""
-        return data
-
-    def unpack(self, data: Data) -> Data:
-        return data
-
-    def show(self, data: Data) -> Data:
-        """Unpacked; as it is stored if it cannot be read, so that others still can."""
-        return data
-
-    async def through(self, value: T, change: Callable[[T], T]) -> T:
-        """Change a value by one of the above, if there is anything to change."""
-        return value
-
-    async def through_all(
-        self, records: Sequence[Item], change: Callable[[Item], Item]
-    ) -> Sequence[Item]:
-        return records
-
-
 class Shell(KnowsRoutes):
     """What every group of operations works with."""
 
@@ -161,11 +129,13 @@ class Shell(KnowsRoutes):
         self.commits = True
         """Whether operations commit what they write, or their caller does."""
 
-    def on(self, store: base.Store) -> Self:
-        """The same shell over the open transaction of a caller."""
+    def on(self, connection: object, *, sync: bool) -> Self:
+        """The same shell over the open transaction of a caller; never waits if it is `sync`."""
         joined = copy.copy(self)
-        joined.store = store
+        joined.store = OnConnection(self.store, connection, sync=sync)
         joined.commits = False
+        if sync:
+            joined.values = self.values.on_this_thread()
         # Routes that are registered in there may be rolled back.
         joined.routes = dict(self.routes)
         return joined
@@ -264,6 +234,8 @@ class Shell(KnowsRoutes):
         A set-based statement handles the sure cases of a batch; what it left is
         decided one by one, so that everything else about a decision lives in the core.
         """
+        if len(sure) == len(opened):
+            return [sure[position] for position in range(len(opened))]
         rest = {
             position: ask(each)
             for position, each in enumerate(opened)
@@ -410,6 +382,10 @@ class Group:
         self.shell = shell
         self.store = shell.store
 
+    def on(self, connection: object, *, sync: bool) -> Self:
+        """The same operations inside the open transaction of a caller."""
+        return type(self)(self.shell.on(connection, sync=sync))
+
     async def select_as(self, kind: type[T], name: str, **parameters: base.Parameter) -> list[T]:
         """What one statement finds, read by itself."""
         return await self.store.read(lambda reader: reader.select_as(kind, name, **parameters))
@@ -418,6 +394,36 @@ class Group:
         self, kind: type[R], name: str, **parameters: base.Parameter
     ) -> Sequence[R]:
         return await self.store.read(lambda reader: reader.select_records(kind, name, **parameters))
+
+    async def get_one(self, kind: type[R], key: base.Key) -> R | None:
+        """The row with this key, if it exists, read by itself."""
+        return await self.store.read(lambda reader: reader.get_one(kind, key))
+
+
+def joined(
+    operation: Callable[Concatenate[G, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[G, object, P], Coroutine[object, object, T]]:
+    """The operation inside the transaction of a connection, which is its first argument."""
+
+    async def call(group: G, connection: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await operation(group.on(connection, sync=False), *args, **kwargs)
+
+    call.__name__ = f"{operation.__name__}_on"
+    call.__doc__ = "The same inside the caller's own transaction: see `create_executions_on`."
+    return call
+
+
+def joined_sync(
+    operation: Callable[Concatenate[G, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[G, object, P], T]:
+    """The same for a connection that is not async, on the calling thread."""
+
+    def call(group: G, connection: object, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return base.drive(operation(group.on(connection, sync=True), *args, **kwargs))
+
+    call.__name__ = f"{operation.__name__}_on_sync"
+    call.__doc__ = "The same for a connection that is not async, on the calling thread."
+    return call
 
 
 def value_or_error(check: Callable[[V], T], value: V) -> T | FlowFabricError:
@@ -443,11 +449,8 @@ def lease_columns(handles: Sequence[Handle]) -> dict[str, base.Parameter]:
 
     A lease id is never used twice and the handle is signed: epoch and attempt follow from it.
     """
-    return {
-        "partition_keys": [ids.partition_of(handle.execution_id) for handle in handles],
-        "execution_ids": [ids.uuid_of(handle.execution_id) for handle in handles],
-        "lease_ids": [handle.lease_id for handle in handles],
-    }
+    columns = id_columns([handle.execution_id for handle in handles])
+    return {**columns, "lease_ids": [handle.lease_id for handle in handles]}
 
 
 class Decided(Struct, Generic[T], frozen=True):
@@ -486,9 +489,12 @@ def execution_key(execution_id: ids.ExecutionId) -> base.Key:
     return (ids.partition_of(execution_id), execution_id)
 
 
-def row_execution_id(row: base.Row) -> ids.ExecutionId:
-    """The full id from a statement's `partition_key` and `execution_id` columns."""
-    return ids.make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
+def id_columns(execution_ids: Collection[ids.ExecutionId]) -> dict[str, base.Parameter]:
+    """Executions as the parameters of a set-based statement."""
+    return {
+        "partition_keys": [ids.partition_of(each) for each in execution_ids],
+        "execution_ids": [ids.uuid_of(each) for each in execution_ids],
+    }
 
 
 async def lock_subjects(
@@ -519,10 +525,7 @@ async def lock_free(
 ) -> dict[ids.ExecutionId, Execution]:
     """Lock those that no other transaction holds; return the others as they are, unlocked."""
     locked = await tx.select_as(
-        ids.ExecutionId,
-        "lock_free_executions",
-        partition_keys=[ids.partition_of(each) for each in execution_ids],
-        execution_ids=[ids.uuid_of(each) for each in execution_ids],
+        ids.ExecutionId, "lock_free_executions", **id_columns(execution_ids)
     )
     left = [execution_key(each) for each in execution_ids if each not in set(locked)]
     return {each.execution_id: each for each in (await tx.get(Execution, left)).values()}
@@ -565,10 +568,7 @@ async def lock_open(tx: base.Transaction, executions: Iterable[Execution]) -> Op
     )
     waitpoints: dict[ids.ExecutionId, tuple[Waitpoint, ...]] = {}
     for waitpoint in await tx.select_records(
-        Waitpoint,
-        "lock_open_waitpoints",
-        partition_keys=[e.partition_key for e in waiting],
-        execution_ids=[ids.uuid_of(e.execution_id) for e in waiting],
+        Waitpoint, "lock_open_waitpoints", **id_columns([e.execution_id for e in waiting])
     ):
         others = waitpoints.get(waitpoint.execution_id, ())
         waitpoints[waitpoint.execution_id] = (*others, waitpoint)

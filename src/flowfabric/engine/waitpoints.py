@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import bounds, events, leases, resumption, waitpoints
-from flowfabric.core.checks import check_bool, check_int, check_name, check_text
+from flowfabric.core.checks import check_bool, check_int, check_name, check_text, optional
 from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
@@ -93,6 +93,12 @@ class PastRuns(Struct, frozen=True, kw_only=True):
     """Finished, in the order they were made in."""
     pause: SuspensionView | None = None
     """The last one, open or over."""
+
+
+def claimed_progress(progress: str) -> PastRuns:
+    """What a claim has told of earlier runs."""
+    past = msgspec.json.decode(progress, type=PastRuns)
+    return structs.replace(past, steps=tuple(in_order(past.steps)))
 
 
 class WaitpointView(Struct, frozen=True, kw_only=True):
@@ -366,16 +372,15 @@ class Waitpoints(unit.Group):
         """What the next run of a handler goes on from: steps, and how the last pause ended."""
         asked = self.shell.check_execution_id(execution_id)
         partition_key, _ = unit.execution_key(asked)
-
-        async def body(reader: Reader) -> Sequence[Joined]:
-            return await reader.select_joined(
+        rows = await self.store.read(
+            lambda reader: reader.select_joined(
                 (Step, Suspension, SignalRecord),
                 "read_progress",
                 partition_key=partition_key,
                 execution_id=uuid_of(asked),
             )
-
-        rows, values = await self.store.read(body), self.shell.values
+        )
+        values = self.shell.values
         found = [step for row in rows if (step := row.get(Step)) is not None]
         steps = await values.through_all(
             tuple(in_order(found)),
@@ -450,8 +455,7 @@ class Waitpoints(unit.Group):
         """What suspended executions wait for, longest first; `limit` counts executions."""
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         start = SuspendedCursor.parse(cursor)
-        if namespace is not None:
-            parse_namespace(namespace)
+        optional(parse_namespace, namespace)
 
         async def body(
             reader: Reader,

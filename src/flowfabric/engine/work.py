@@ -6,7 +6,7 @@ for the worker with `source="operator_override"`.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct, structs
@@ -36,6 +36,21 @@ class Completion(Struct, frozen=True, kw_only=True, gc=False):
     handle: Handle | bytes
     result: bytes | None = None
     result_encoding: str | None = None
+
+
+class CompletedRow(Struct, frozen=True, kw_only=True):
+    """The row that `complete_leased` answers with."""
+
+    completed: int
+    positions: str | None
+    awaited: bool
+    in_flow: bool
+
+    def places_among(self, count: int) -> Iterable[int]:
+        """Which of so many were completed; nearly always all of them."""
+        if self.completed == count:
+            return range(count)
+        return map(int, self.positions.split(",")) if self.positions else ()
 
 
 HeldCompletion = tuple[Handle, Completion]
@@ -144,7 +159,8 @@ class Work(Creation, Operators, Steps):
         return structs.replace(completion, result=self.shell.values.pack(completion.result))
 
     def _check_result(self, result: object, encoding: object) -> None:
-        checks.check_optional_text("result_encoding", encoding)
+        if encoding != checks.JSON:
+            checks.check_optional_text("result_encoding", encoding)
         if result is not None:
             checks.check_json(
                 "result", result, self.shell.config.payload_bytes_max, encoding=encoding
@@ -164,30 +180,31 @@ class Work(Creation, Operators, Steps):
         if not given:
             return {}
         places, handles = list(given), [handle for handle, _ in given.values()]
-        rows = await self.store.execute_alone(
+        (row,) = await self.store.execute_alone(
             "complete_leased",
             (unit.COMPLETION_TOPIC,),
             results=[each.result or None for _, each in given.values()],
             result_encodings=[each.result_encoding for _, each in given.values()],
             **unit.lease_columns(handles),
         )
+        answer = msgspec.convert(row, CompletedRow, strict=False)
         topics = unit.topics_after(
             lanes=self.gated.lanes_released(handles),
-            ended=bool(rows),
-            awaited=any(row["awaited"] for row in rows),
-            in_flow=any(row["in_flow"] for row in rows),
+            ended=answer.completed > 0,
+            awaited=answer.awaited,
+            in_flow=answer.in_flow,
         )
         for topic in topics - {unit.COMPLETION_TOPIC}:
             self.store.hint(topic)
         if unit.DISPATCH_TOPIC in topics:
-            # Dependents wait to be told: whoever does that here goes before our caller goes on.
+            # Give a dispatcher in this process a turn first: it releases dependents.
             await asyncio.sleep(0)
         return {
             places[position]: results.Completed(
                 execution_id=handles[position].execution_id,
                 public_state=PublicState.COMPLETED,
             )
-            for position in msgspec.convert([row["position"] for row in rows], list[int])
+            for position in answer.places_among(len(handles))
         }
 
     async def complete_execution(
@@ -438,8 +455,7 @@ class Work(Creation, Operators, Steps):
         Without a `namespace`, those of every one. Those blocked after `blocked_before_ms` are
         left alone; without it, none are.
         """
-        if namespace is not None:
-            parse_namespace(namespace)
+        checks.optional(parse_namespace, namespace)
         checks.check_int("limit", limit, 1, BATCH_MAX)
         checks.check_optional_time("blocked_before_ms", blocked_before_ms)
         wanted = [

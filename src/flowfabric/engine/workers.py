@@ -9,14 +9,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from flowfabric import errors
 from flowfabric.core import bounds, workers
-from flowfabric.core.checks import check_bool, check_int
+from flowfabric.core.checks import check_bool, check_int, optional
 from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
     ExecutionId,
     LaneId,
-    Namespace,
     WorkerInstanceId,
     parse_namespace,
     parse_worker_id,
@@ -29,8 +27,8 @@ from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
 from flowfabric.engine import paging, unit
 from flowfabric.engine.gates import ClaimQuery
+from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.leases import check_query, check_worker
-from flowfabric.engine.parked import free_for
 from flowfabric.engine.unit import Swept
 from flowfabric.store.base import Key, Reader, Transaction
 
@@ -124,7 +122,7 @@ class Workers(unit.Group):
             return await _register(tx, offer, event_id)
 
         answer = await self.store.transact(body)
-        await free_for(self.shell, query)
+        await let_go_for(self.shell, query)
         return answer
 
     async def heartbeat_worker(
@@ -137,8 +135,8 @@ class Workers(unit.Group):
         )
         if not rows:
             return workers.NotRegistered()
-        (worker,) = msgspec.convert(rows, list[RegisteredWorker])
-        await free_for(self.shell, _query(worker))
+        worker = msgspec.convert(rows[0], RegisteredWorker)
+        await let_go_for(self.shell, _query(worker))
         return workers.Refreshed(expires_at_ms=worker.expires_at_ms)
 
     async def mark_worker_dead(
@@ -225,8 +223,8 @@ class Workers(unit.Group):
         """
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         check_bool("include_expired", include_expired)
-        asked = None if namespace is None else parse_namespace(namespace)
-        after = _read_cursor(cursor)
+        asked = optional(parse_namespace, namespace)
+        after = paging.read_name_cursor(cursor)
 
         async def body(reader: Reader) -> tuple[Sequence[RegisteredWorker], Sequence[Held]]:
             now_ms = await reader.now_ms()
@@ -248,7 +246,7 @@ class Workers(unit.Group):
         found, rows = await self.store.read(body)
         held = {row.worker_instance_id: row.held for row in rows}
         page, last = paging.cut(
-            found, limit, lambda each: f"{each.namespace} {each.worker_instance_id}"
+            found, limit, lambda each: paging.name_cursor(each.namespace, each.worker_instance_id)
         )
         present = tuple(workers.entry(each, held.get(each.worker_instance_id, 0)) for each in page)
         return WorkerPage(workers=present, next_cursor=last)
@@ -262,7 +260,7 @@ class Workers(unit.Group):
     ) -> tuple[WorkerEvent, ...]:
         """What happened to workers lately, newest first."""
         check_int("limit", limit, 1, bounds.PAGE_MAX)
-        asked = None if namespace is None else parse_namespace(namespace)
+        asked = optional(parse_namespace, namespace)
         instance_id = (
             None
             if worker_instance_id is None
@@ -310,7 +308,7 @@ class Workers(unit.Group):
 
 
 async def present_workers(reader: Reader) -> Sequence[workers.WorkerEntry]:
-    """Those that are there."""
+    """The workers that are alive."""
     now_ms = await reader.now_ms()
     found = await reader.select_records(RegisteredWorker, "live_workers", now_ms=now_ms)
     return [workers.entry(each) for each in found]
@@ -349,11 +347,11 @@ async def _forget(
     reason: str = "",
 ) -> None:
     now_ms = await tx.now_ms()
-    told = [
+    events = [
         workers.event_of(worker, kind, event_id, now_ms, reason)
         for worker, event_id in zip(gone, event_ids, strict=False)
     ]
-    await tx.save(Changes(inserts=tuple(told), deletes=tuple(gone)))
+    await tx.save(Changes(inserts=tuple(events), deletes=tuple(gone)))
 
 
 async def _lock(tx: Transaction, key: Key) -> RegisteredWorker | None:
@@ -374,14 +372,3 @@ def _query(worker: RegisteredWorker) -> ClaimQuery:
         kinds=None if worker.kinds is None else tuple(workers.read_names(worker.kinds)),
         capabilities=tuple(workers.read_names(worker.capabilities)),
     )
-
-
-def _read_cursor(cursor: object) -> tuple[Namespace, str]:
-    """Instance ids have no spaces in them."""
-    if cursor is None:
-        return workers.EVERYWHERE, ""
-    if not isinstance(cursor, str) or " " not in cursor:
-        raise errors.InvalidInput("cursor", paging.FROM_A_PAGE, cursor)
-    namespace, _, instance_id = cursor.rpartition(" ")
-    parse_worker_id("cursor", instance_id)
-    return (parse_namespace(namespace) if namespace else workers.EVERYWHERE), instance_id

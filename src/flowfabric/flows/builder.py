@@ -34,16 +34,10 @@ from flowfabric.engine.unit import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.nodes import NAME_TAG, AllOf, AnyOf, Node, NodeNames, Quorum, When
 from flowfabric.flows.run import FlowRun
+from flowfabric.inputs import Composed, compose
 from flowfabric.outages import statements_within
 from flowfabric.run import OpenedApp
-from flowfabric.submission import (
-    MANY_PATIENCE_S,
-    Composed,
-    Options,
-    check_options,
-    compose,
-    request_of,
-)
+from flowfabric.submission import MANY_PATIENCE_S, Options, check_options, request_of
 from flowfabric.task import Call, Task, check_budgets
 
 P = ParamSpec("P")
@@ -55,18 +49,18 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 PLAN_TAG: Final = "flow.plan"
-"""Tells what a flow with an id of the program's own was started with."""
+"""Holds a digest of the flow, for one whose id the program chose."""
 
 NodeList = Sequence[Node[object]]
 
 
 class NodeOptions(TypedDict, total=False):
-    """What may be said about one node; the task's own settings serve otherwise."""
+    """Options of one node; the defaults are the task's own settings."""
 
     name: str
-    """How graphs show it; the task's name otherwise."""
+    """Its name in graphs; the task's name by default."""
     when: When
-    """How many of those it waits for must succeed; `AllOf()` otherwise."""
+    """How many of the nodes it waits for must succeed; `AllOf()` by default."""
     priority: int
     lane: str
     tags: Mapping[str, str]
@@ -75,7 +69,7 @@ class NodeOptions(TypedDict, total=False):
     deadline: Duration
     """Expire unless it has ended this long from the flow's start."""
     budget: str | Sequence[str]
-    """Not to be started while this budget, or one of these, is used up; beside the flow's own."""
+    """Do not start while this budget, or one of these, is used up; added to the flow's own."""
 
 
 SUBMIT_NAMES: Final = frozenset({"priority", "lane", "tags", "delay", "deadline", "budget"})
@@ -92,7 +86,7 @@ class Planned:
     options: Options
     namespace: Namespace
     waits_for: Mapping[Node[object], bool]
-    """Those it waits for, and whether their result is passed on."""
+    """The nodes it waits for, each with whether its result is passed on."""
     when: When
 
 
@@ -110,7 +104,7 @@ class Flow:
         budget: str | Sequence[str] = (),
         meet: Callable[[Task[..., object]], None] | None = None,
     ) -> None:
-        """`meet` is told of every task that becomes a node."""
+        """`meet` is called with every task that becomes a node."""
         self.kind = check_name("flow", kind)
         self.namespace = parse_namespace(namespace)
         self.tags = check_tags(tags or {})
@@ -127,8 +121,8 @@ class Flow:
     def __repr__(self) -> str:
         return f"<flow {self.kind}, {len(self._plan)} nodes>"
 
-    # One overload for each number of arguments: nothing else can say that each of them
-    # may be a value or a node that returns one.
+    # One overload for each number of arguments: only so can each argument be a value or a
+    # node that returns one.
 
     @overload
     def add(
@@ -269,7 +263,7 @@ class Flow:
         return node
 
     async def start(self, *, connection: object = None) -> FlowRun:
-        """Store the flow; from then on it runs.
+        """Store the flow and let it run.
 
         All of it appears at once, up to a thousand nodes and ten thousand edges. A larger
         one appears part by part, each node after those it waits for. Starting again,
@@ -291,7 +285,7 @@ class Flow:
         self._started = True
         if connection is not None:
             if engine.store.writes_beside:
-                # Others must not wait for this transaction to submit the same kinds.
+                # Submissions of the same kinds must not wait for this transaction.
                 await engine.know_routes(checked)
             engine = engine.on(connection)
         with statements_within(MANY_PATIENCE_S):
@@ -374,9 +368,7 @@ def _task_of(
             )
         return what.task
     if not isinstance(what, Task):
-        raise InvalidInput(
-            "add", "takes a task, as @app.task makes them of functions, or a call of one", what
-        )
+        raise InvalidInput("add", "takes a task (what @app.task returns) or a call of one", what)
     unknown = sorted(n for n in given.keys() - OWN_NAMES if not what.arguments.takes(n))
     if unknown:
         takes = ", ".join(what.arguments.names) or "no arguments"
@@ -424,7 +416,9 @@ def _check_when(when: object) -> When:
 
 def _check_join(when: When, given: bool, count: int) -> None:
     if given and not isinstance(when, AllOf) and count == 0:
-        raise InvalidInput("when", "is about other nodes; this one waits for none", when)
+        raise InvalidInput(
+            "when", "applies to nodes that wait for others; this one waits for none", when
+        )
     if isinstance(when, Quorum) and check_int("when.k", when.k, 1, JOIN_EDGES_MAX) > count:
         raise InvalidInput("when.k", f"must be at most {count}, the nodes waited for", when.k)
     if count > JOIN_EDGES_MAX:
@@ -432,13 +426,13 @@ def _check_join(when: When, given: bool, count: int) -> None:
 
 
 def _check_request(planned: Planned) -> None:
-    """Refuse what can be refused without a database, where it was written."""
+    """Refuse now what can be refused without a database."""
     check_terms(request_of(planned.call, planned.options, planned.namespace))
     check_depth("input_payload", planned.call.payload)
 
 
 def _digest(plan: Sequence[Planned]) -> str:
-    """Tells flows apart that differ in their nodes, arguments or edges."""
+    """A digest of the flow's nodes, arguments and edges."""
     digest = hashlib.sha256()
     for each in plan:
         waits_for = [[node.index, passed] for node, passed in each.waits_for.items()]

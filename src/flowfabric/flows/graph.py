@@ -22,7 +22,7 @@ from flowfabric.engine.paging import pages
 from flowfabric.flows.nodes import NAME_TAG, NodeNames
 
 STEPS_UP_MAX: Final = 1_000
-"""How far up a skipped node's reason is looked for."""
+"""How far up to look for the reason why a node was skipped."""
 
 
 class GraphNode(Struct, frozen=True, kw_only=True):
@@ -33,9 +33,9 @@ class GraphNode(Struct, frozen=True, kw_only=True):
     blocked: bool
     """Whether changed code has stopped it."""
     policy: EdgeDependencyPolicy | None
-    """When it may run; none for a node that waits for nothing."""
+    """When it may run; None for a node that waits for nothing."""
     upstreams: tuple[ExecutionId, ...]
-    """Those it waits for, in the order of the graph's nodes."""
+    """The nodes it waits for, in the order of the graph's nodes."""
 
 
 class FlowGraph(Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ async def read_graph(engine: Engine, flow_id: str) -> FlowGraph | None:
 
 
 async def why_skipped(engine: Engine, flow_id: str, execution_id: ExecutionId) -> str:
-    """Which member a skipped one was skipped for: the first on the way up that really ran."""
+    """Which member caused another to be skipped: the nearest one upstream that really ran."""
     for _ in range(STEPS_UP_MAX):
         edges = await engine.list_edges(flow_id, Incoming(execution_id))
         bad = [each for each in edges if each.dep_state is DependencyState.IMPOSSIBLE]
@@ -115,23 +115,22 @@ async def _members(engine: Engine, flow_id: str) -> list[FlowMember]:
 
 # A flow drawn as a tree of lines, for terminals -----------------------------
 #
-# Each node hangs below the one it waits for that is furthest from the start; when it
-# waits for several, they are named behind it. In a large flow nodes that look alike,
-# being of one kind and waiting for and awaited by alike ones, share a line that counts
-# their states.
+# Each node hangs below the node it waits for that is furthest from the start; if it waits
+# for several, they are listed after it. In a large flow, nodes that look alike (the same
+# kind, and the same kinds of neighbours) share a line that counts their states.
 #
-# What does not fit the width is said shorter: names of others become their number, and
-# chains too long to be indented stand straight below each other, behind arrows.
+# If the terminal is too narrow, lists of names become numbers, and chains too long to be
+# indented continue straight down, with arrows.
 
 NODES_APART_MAX: Final = 30
-"""Up to here every node has its own line."""
+"""Up to this size every node has its own line."""
 ROUNDS_MAX: Final = 16
-"""How far from a node its surroundings make it look different."""
+"""How far from a node its neighbours matter for whether it looks like another."""
 LINES_MAX: Final = 500
 NAMES_SHOWN_MAX: Final = 4
 
 BLOCKED: Final = "blocked"
-"""What people are told of a delayed node that changed code has stopped."""
+"""The state shown for a delayed node that changed code has stopped."""
 _MARKS: Final[dict[str, tuple[str, str]]] = {
     PublicState.WAITING: ("○", "yellow"),
     PublicState.DELAYED: ("○", "blue"),
@@ -211,7 +210,7 @@ def draw(graph: FlowGraph, *, every_node: bool = False, width: int) -> Text:
         rows = _lay_out(roots, straight=True)
     shown = rows[: None if every_node else LINES_MAX]
     lefts = [_left(guide, branch) for guide, branch in shown]
-    # A label far longer than the others pushes its own state aside, and no other.
+    # A label far longer than the others moves only its own state to the right.
     column = max((each.cell_len for each in lefts if each.cell_len <= width // 2), default=0)
     for left, (_, branch) in zip(lefts, shown, strict=True):
         left.append(" " * (max(column - left.cell_len, 0) + 2)).append_text(_states(branch))
@@ -222,7 +221,7 @@ def draw(graph: FlowGraph, *, every_node: bool = False, width: int) -> Text:
 
 
 def headline(graph: FlowGraph, width: int) -> list[Text]:
-    """What the flow is and how it does; its id below where the line is too short for it."""
+    """The flow's name and progress; its id goes below if the line is too short."""
     flow = graph.flow
     ended = sum(each.public_state in TERMINAL_STATES for each in graph.nodes)
     line = Text.assemble(
@@ -256,13 +255,13 @@ def _branches(graph: FlowGraph, *, apart: bool) -> list[Branch]:
         upstreams = {looks[each]: None for node in branch.nodes for each in node.upstreams}
         branch.upstreams = [found[look] for look in upstreams]
         if branch.upstreams:
-            # The last of them, so that whatever it waits for stands above it.
+            # The last of them, so that everything it waits for is above it.
             max(reversed(branch.upstreams), key=lambda each: each.depth).below.append(branch)
     return list(found.values())
 
 
 def _depths(nodes: Sequence[GraphNode]) -> dict[ExecutionId, int]:
-    """How many edges the longest way from a start has."""
+    """The number of edges of the longest path from a start."""
     downstreams: dict[ExecutionId, list[ExecutionId]] = {}
     open_count = {each.execution_id: len(each.upstreams) for each in nodes}
     for node in nodes:
@@ -281,9 +280,9 @@ def _depths(nodes: Sequence[GraphNode]) -> dict[ExecutionId, int]:
 
 
 def _looks(nodes: Sequence[GraphNode], depths: Mapping[ExecutionId, int]) -> dict[ExecutionId, int]:
-    """Numbers that are equal for nodes that look alike.
+    """Give nodes that look alike the same number.
 
-    Nodes at different depths never do, so that lines cannot wait for each other in a
+    Nodes at different depths never look alike, so that lines cannot wait for each other in a
     circle.
     """
     keys: dict[ExecutionId, object] = {
@@ -319,7 +318,7 @@ DrawnRow = tuple[str, Branch]
 def _lay_out(roots: Sequence[Branch], *, straight: bool) -> list[DrawnRow]:
     """Lines in the order they are read. A flow may be deeper than Python's stack.
 
-    With `straight`, the only one below another is not indented.
+    With `straight`, an only child is not indented.
     """
     rows: list[DrawnRow] = []
     stack = [("", "", each) for each in reversed(roots)]
@@ -371,7 +370,7 @@ def _states(branch: Branch) -> Text:
 
 
 def _after(branch: Branch, room: int) -> Text:
-    """Which others a line waits for, where the tree does not say it; as much as there is room."""
+    """The other lines that a line waits for and the tree does not show, as far as they fit."""
     policy = branch.nodes[0].policy
     if policy is None:
         return Text()

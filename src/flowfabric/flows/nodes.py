@@ -29,7 +29,7 @@ class Node(Source, Generic[R_co]):
         return f"<node {self.name} of flow {self.flow_id}>"
 
     def __format__(self, format_spec: str) -> str:
-        """Refused, for text made of a node would be stored in the place of its result."""
+        """Refused: the text of the node would be stored in place of its result."""
         raise InvalidInput(
             "node",
             "has no value before the flow runs; give the node itself as an argument"
@@ -44,15 +44,15 @@ class Node(Source, Generic[R_co]):
 def member_uuid(flow_id: FlowId, index: int) -> str:
     """The same uuid for the same node, so that starting a flow again adds nothing.
 
-    The uuids of a flow's nodes are ordered as the nodes were added, and differ at
-    the end, which is what lists show where room is short.
+    The uuids of a flow's nodes sort in the order the nodes were added, and differ at
+    the end, which narrow lists show.
     """
     own = hashlib.sha256(f"{flow_id}\x00{index}".encode()).hexdigest()[:12]
     return ids.marked_uuid(ids.mark_of("flow", flow_id), f"{index:06x}{own}")
 
 
 class NodeNames:
-    """Names of nodes: those given, or the task's, with a number from the second on."""
+    """Names of nodes: the given name, or the task's, numbered from the second on."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
@@ -67,7 +67,7 @@ class NodeNames:
                 return name
 
 
-# When a node of a flow may run, by how those it waits for ended -------------
+# When a node may run, depending on how the nodes it waits for ended ---------
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.02
-"""Between two looks at a flow: a burst of endings costs few of them."""
+"""Between two reads of a flow: a burst of endings costs few reads."""
 PIPED_COLUMNS: Final = 160
 ENDED: Final = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
@@ -43,9 +43,9 @@ class FlowRun:
         namespace: str | None = None,
         called: str | None = None,
     ) -> None:
-        """With a `namespace`, a flow of another one does not exist here.
+        """With a `namespace`, flows of other namespaces do not exist here.
 
-        `called` is the id it was asked for by.
+        `called` is the id that the caller used.
         """
         self.flow_id = flow_id
         self._called = called or flow_id
@@ -60,7 +60,7 @@ class FlowRun:
         if not isinstance(node, Node):
             raise errors.InvalidInput("node", "must be what flow.add returned", node)
         if node.flow_id != self.flow_id:
-            raise errors.InvalidInput("node", f"is of another flow than {self.flow_id}", node)
+            raise errors.InvalidInput("node", f"belongs to another flow than {self.flow_id}", node)
         execution_id = node.execution_id(self._opened.engine.deployment.partitions)
         return Run(self._opened, node.task, execution_id, namespace=self._namespace)
 
@@ -150,7 +150,7 @@ class FlowRun:
         print_graph(console, await self.view(), every_node=every_node)
 
     async def _checked_app(self) -> OpenedApp:
-        """The app, once it is certain that it may see the flow; flows do not move."""
+        """The app, once the flow is known to be in its namespace; flows never move."""
         opened = self._opened = await self._opened.on_this_loop()
         if self._namespace is not None:
             if await opened.engine.get_flow_namespace(self.flow_id) != self._namespace:

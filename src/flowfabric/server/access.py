@@ -1,8 +1,8 @@
-"""Who may ask: tokens, scopes, and how many tries and requests are taken.
+"""Who may call the server: tokens, scopes, and limits on wrong tokens and on requests.
 
 Each request comes from a `Caller`: the bearer of a token, or anybody where the server is open.
-A caller that is confined to a namespace does not learn that anything else exists: what lies
-elsewhere is "not found".
+A caller confined to a namespace does not learn that anything else exists: what lies elsewhere
+is "not found".
 """
 
 import ipaddress
@@ -30,12 +30,12 @@ from flowfabric.server.problems import Problem, Refused, refuse
 T = TypeVar("T")
 _UUID: Final = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 TOKEN_CACHE_S: Final = 2.0
-"""How long a revoked token may still be good in a process that has just seen it. What it opened
-before, such as a stream, is checked as often."""
+"""How long a process that has just seen a token may accept it after it is revoked. Streams it has
+opened are checked as often."""
 CACHED_MAX: Final = 10_000
 FAILURES_MAX: Final = 20
-"""Wrong tokens one address may present in a minute before it is told to wait, and wrong secrets of
-one token before that token is refused from there, right or wrong."""
+"""Wrong tokens one address may present in a minute before it has to wait. After as many wrong
+secrets of one token, that token is refused from there even with the right secret."""
 GUESSING: Final = "too many wrong tokens from this address"
 REQUESTS_MAX: Final = 60_000
 """Requests one token, or one address without any, may make in a minute."""
@@ -43,7 +43,7 @@ WINDOW_S: Final = 60.0
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """Who makes a request, and what he may do."""
+    """Who makes a request, and what they may do."""
 
     name: str
     scopes: frozenset[Scope]
@@ -58,24 +58,28 @@ class Caller(Struct, frozen=True, kw_only=True):
                 f"the token lacks the scope {scope}; ask for one that has it",
             )
 
-    def namespace_for(self, asked: str | None) -> str | None:
+    def namespace_for(self, named: str | None) -> str | None:
         """The namespace a request is about: the one it names, or the only one it may name."""
         if self.namespace is None:
-            return asked
-        if asked is not None and asked != self.namespace:
+            return named
+        if named is not None and named != self.namespace:
             raise refuse(
                 403, "namespace_denied", "the token is for another namespace", field="namespace"
             )
         return self.namespace
 
+    def own_namespace(self, named: str | None) -> str:
+        """The one namespace of what every namespace may have under the same name."""
+        return self.namespace_for(named) or "default"
+
 
 @dataclass(frozen=True)
 class Session:
-    """One request: who asks, and all that can answer."""
+    """One request: its caller, and all that is needed to answer it."""
 
     caller: Caller
     engine: Engine
-    """As far as the caller may know of it."""
+    """Confined to what the caller may see."""
     endings: Endings
     waiting: Waiting
     namespaces: Namespaces
@@ -83,15 +87,11 @@ class Session:
     """Raises `Refused` once the caller's token is no longer good."""
 
     async def wait(self, work: Coroutine[object, object, T]) -> T:
-        """What `work` comes to, as long as the server serves and the caller may ask."""
+        """Wait for `work`, until the server stops or the caller's token is no longer good."""
         return await self.waiting.run(work, self.check, self.caller.token_id)
 
-    def allow(self, scope: Scope) -> None:
-        """Go on only if the caller may do this."""
-        self.caller.check(scope)
-
     async def find(self, text: str) -> ExecutionId:
-        """The execution that an id of any form means, if the caller may know of it."""
+        """Resolve an id in any form; `NotFound` if the caller may not see that execution."""
         owner = self.caller.namespace
         namespace = owner or "default"
         if text.startswith("{"):
@@ -106,6 +106,19 @@ class Session:
             return execution_id
         raise NotFound("execution", text)
 
+    async def find_existing(self, text: str) -> ExecutionId:
+        """The same for operations that would also answer if there is no such execution."""
+        execution_id = await self.find(text)
+        existing(await self.engine.read_execution_state(execution_id), "execution", text)
+        return execution_id
+
+
+def existing(found: T | None, kind: str, text: str) -> T:
+    """What was found, or `NotFound`."""
+    if found is None:
+        raise NotFound(kind, text)
+    return found
+
 
 InSession = NamedDependency[Session]
 """How handlers get it."""
@@ -117,7 +130,7 @@ ANYBODY: Final = Caller(name="anybody", scopes=frozenset(Scope))
 
 
 class Tally:
-    """Counts per name within a minute, of as many names as fit."""
+    """Counts per name within a minute, for a limited number of names."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -131,7 +144,7 @@ class Tally:
             self._counts.popitem(last=False)
 
     def retry_after_s(self, name: str, now_s: float) -> int | None:
-        """How long to wait, where as much was counted as may be."""
+        """How long to wait if the limit is reached; None if it is not."""
         since_s, count = self._current(name, now_s)
         return None if count < self._limit else max(1, round(since_s + WINDOW_S - now_s))
 
@@ -141,7 +154,7 @@ class Tally:
 
 
 class Access:
-    """Checks what callers present."""
+    """Checks the tokens that callers present."""
 
     def __init__(
         self,
@@ -155,7 +168,7 @@ class Access:
         self._anybody = anybody
         self._origins = frozenset(origins)
         self._open_until_s = 0.0
-        # Shared by all requests that find the cache out of date at once.
+        # Concurrent requests that find the cache out of date share one lookup.
         self._lookups = Flights(engine.check_token)
         self._any_tokens = Flights(self._has_tokens)
         self._checked: OrderedDict[str, tuple[float, ApiToken]] = OrderedDict()
@@ -170,7 +183,7 @@ class Access:
             return ANYBODY
         presented = _presented(authorization) or ""
         token_id, _ = split_token(presented) or ("", "")
-        # By token, so that those who guess keep nobody else out.
+        # Counted per token too, so that guessing locks out nobody else.
         guessed = f"{address} {token_id}"
         _refuse_beyond(self._failures, guessed, now_s, GUESSING)
         token = await self._token(presented, now_s) if token_id else None
@@ -199,19 +212,19 @@ class Access:
             raise unauthorized()
 
     def check_page(self, host: str, origin: str | None) -> None:
-        """Raise if somebody without a token may be a web page of another origin.
+        """Raise if a caller without a token may be a web page of another origin.
 
-        Pages cannot send a token they do not have. Without any, they could have a browser on
-        this machine ask for them, and read the answers by giving it a name of their own.
+        A page cannot send a token it does not have. Where none is needed, it could make a browser
+        on this machine send requests, and read the answers by pointing a host name of its own here.
         """
         if origin is not None and not self._origins & {origin, "*"}:
             _, _, asks = origin.partition("://")
             if asks != host:
-                told = f"web pages of {origin} may not ask; see --cors-origin"
-                raise refuse(403, "origin_denied", told, field="Origin")
+                message = f"web pages of {origin} may not ask; see --cors-origin"
+                raise refuse(403, "origin_denied", message, field="Origin")
         if host and self._anybody == "without_tokens" and not is_local(host):
-            told = f"without tokens it answers for this machine alone, not for {host}; make one"
-            raise refuse(403, "host_denied", told, field="Host")
+            message = f"without tokens it answers for this machine alone, not for {host}; make one"
+            raise refuse(403, "host_denied", message, field="Host")
 
     async def _takes_anybody(self, now_s: float) -> bool:
         if self._anybody != "without_tokens":
@@ -240,7 +253,7 @@ class Access:
 
 
 def is_local(host: str) -> bool:
-    """Whether a name, or an address, with or without a port, is of this machine alone."""
+    """Whether a host name or address, with or without a port, is reachable from here only."""
     name = urlsplit(f"//{host}").hostname or ""
     if name == "localhost":
         return True
@@ -258,8 +271,8 @@ def _presented(authorization: str | None) -> str | None:
 
 def unauthorized() -> Refused:
     why = "the token is missing, wrong, revoked or expired; send 'Bearer <token>'"
-    told = f"missing or invalid Authorization header: {why}"
-    problem = Problem(error=told, code="unauthorized")
+    message = f"missing or invalid Authorization header: {why}"
+    problem = Problem(error=message, code="unauthorized")
     return Refused(401, problem, {"WWW-Authenticate": "Bearer"})
 
 

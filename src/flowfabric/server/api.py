@@ -35,11 +35,11 @@ from flowfabric.server import (
     executions,
     flows,
     limits,
-    lists,
     operations,
     schedules,
     signals,
     streams,
+    workers,
 )
 from flowfabric.server.access import (
     ANYBODY,
@@ -50,8 +50,8 @@ from flowfabric.server.access import (
     Session,
 )
 from flowfabric.server.confinement import ConfinedEngine, Namespaces
+from flowfabric.server.docs_page import PLACE, DocumentOfRoutes, PageOfRoutes
 from flowfabric.server.draining import Waiting, stopping
-from flowfabric.server.page import PLACE, DocumentOfRoutes, PageOfRoutes
 from flowfabric.server.problems import (
     AnyRequest,
     JsonRequest,
@@ -64,20 +64,20 @@ from flowfabric.server.problems import (
     on_refusal,
     refuse,
 )
-from flowfabric.server.routing import get
+from flowfabric.server.routing import Routes
 from flowfabric.submission import Submissions
 from flowfabric.version import __version__
 
 access_log = logging.getLogger("flowfabric.access")
 
 BODY_LIMIT: Final = 65_536
-"""What a request may carry, unless its route says otherwise."""
+"""Bytes of a body, unless its route says otherwise."""
 BODY_S: Final = 20.0
 """How long its body may take to arrive."""
 HEADER_BYTES_MAX: Final = 32_768
-"""What the headers of a request may have together."""
+"""Bytes of all headers of a request together."""
 ASKED_BY_HEAD: Final = ("/healthz", "/livez", "/readyz")
-"""What load balancers ask for without wanting to read the answer."""
+"""Paths that load balancers probe with HEAD."""
 HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -93,7 +93,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """How the server answers."""
 
     cors_origins: tuple[str, ...] = ()
-    """Web pages of these origins may ask from a browser; none may unless told."""
+    """Origins whose web pages may send requests from a browser; none by default."""
     anybody: Anybody = "never"
     """Whether callers without a token may do everything."""
     waiting_max: int = 1_000
@@ -108,7 +108,7 @@ CLOSED: Final = ServerConfig()
 
 
 async def add_headers(message: Message, scope: Scope) -> None:
-    """Every answer has an id, and headers that keep browsers careful."""
+    """Give every answer its request id and the security headers for browsers."""
     if message["type"] == "http.response.start":
         mark = (b"x-request-id", request_id(scope).encode())
         message["headers"] = [*message["headers"], mark, *HEADERS]
@@ -117,7 +117,7 @@ async def add_headers(message: Message, scope: Scope) -> None:
 
 
 def _with_allow(headers: Iterable[tuple[bytes, bytes]], scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Litestar names the methods of the first handler alone where a path has several."""
+    """List the methods of every handler of a path: Litestar names only those of the first."""
     allowed = sorted(
         {
             method
@@ -131,7 +131,7 @@ def _with_allow(headers: Iterable[tuple[bytes, bytes]], scope: Scope) -> list[tu
 
 
 def request_id(scope: Scope) -> str:
-    """What the request is called in the log: as its sender says, if that is safe to show."""
+    """The id of the request in the log: its sender's, if that is safe to show."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and value.isalnum() and len(value) <= 64:
             return value.decode()
@@ -140,7 +140,7 @@ def request_id(scope: Scope) -> str:
 
 
 class AccessLog(ASGIMiddleware):
-    """A line for each request. Queries are left out: people put secrets there."""
+    """Logs a line for each request. Queries are left out: people put secrets there."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         started_s = time.perf_counter()
@@ -155,7 +155,7 @@ class AccessLog(ASGIMiddleware):
         try:
             await next_app(scope, receive, sending)
         finally:
-            # Whose it was, where that is known: ids and names of tokens are no secrets.
+            # The caller, if known: names of tokens are no secrets.
             client, caller = scope.get("client"), scope["state"].get("caller", "-")
             access_log.info(
                 "%s %s %s %d %.1f ms, %s at %s",
@@ -170,8 +170,8 @@ class AccessLog(ASGIMiddleware):
 
 
 class Bodies(ASGIMiddleware):
-    """Refuses bodies that are larger than their route takes, also of handlers that read none, or
-    not JSON."""
+    """Refuses bodies that are not JSON or larger than their route accepts, even if its handler
+    reads none."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         for name, value in scope["path_params"].items():
@@ -179,8 +179,8 @@ class Bodies(ASGIMiddleware):
                 scope["path_params"][name] = value.replace(SLASH, "/")
         limit = int(scope["route_handler"].opt.get("body_limit", BODY_LIMIT))
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
-            told = f"the headers are larger than {HEADER_BYTES_MAX:,} bytes together"
-            raise refuse(431, "headers_too_large", told)
+            message = f"the headers are larger than {HEADER_BYTES_MAX:,} bytes together"
+            raise refuse(431, "headers_too_large", message)
         headers = dict(scope["headers"])
         announced = headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
@@ -197,8 +197,8 @@ class Bodies(ASGIMiddleware):
                 async with asyncio.timeout_at(until_s):
                     message = await receive()
             except TimeoutError:
-                told = f"the body did not come within {BODY_S:.0f} s"
-                raise refuse(408, "request_timeout", told) from None
+                reason = f"the body did not come within {BODY_S:.0f} s"
+                raise refuse(408, "request_timeout", reason) from None
             if message["type"] == "http.request":
                 taken += len(message["body"])
                 complete = not message["more_body"]
@@ -220,12 +220,12 @@ def _too_large(scope: Scope, limit: int) -> Refused:
 
 
 SLASH: Final = "\ue000"
-"""Stands for a slash within an id until the path has been taken apart; no id has it."""
+"""Stands for a slash within an id while the path is split; no id contains it."""
 
 
 class Application(Litestar):
-    """Takes paths apart at the slashes that separate, not at those that were sent as %2F, and
-    answers load balancers that ask with HEAD."""
+    """Splits paths at real slashes, not at those sent as %2F, and answers load balancers that
+    probe with HEAD."""
 
     async def __call__(
         self,
@@ -237,54 +237,57 @@ class Application(Litestar):
             return await super().__call__(scope, receive, send)
         by_head = scope["path"].endswith(ASKED_BY_HEAD)
         if scope["type"] == ScopeType.HTTP and scope["method"] == HttpMethod.HEAD and by_head:
-            # A copy: whoever sends the answer knows by its own that no body belongs to it.
+            # Change a copy: the server must still see HEAD in the original to omit the body.
             scope = scope.copy()
             scope["method"] = HttpMethod.GET
         if b"%2f" in scope["raw_path"].lower():
-            asked = re.sub("%2f", SLASH, scope["raw_path"].decode("latin-1"), flags=re.IGNORECASE)
-            whole, path = unquote(asked), scope["path"]
-            # Under a prefix that another application has taken off, it is the end.
+            marked = re.sub("%2f", SLASH, scope["raw_path"].decode("latin-1"), flags=re.IGNORECASE)
+            whole, path = unquote(marked), scope["path"]
+            # If another application has removed a prefix, the path is the end of it.
             if whole.replace(SLASH, "/").endswith(path):
                 scope["path"] = whole[len(whole) - len(path) :]
         return await super().__call__(scope, receive, send)
+
+
+health = Routes("/", "health")
 
 
 class Health(Struct):
     status: str
 
 
-@get(
+@health.get(
     ["/healthz", "/readyz"],
+    None,
+    "Whether requests can be served",
     opt={"open": True},
     security=[{}],
-    tags=["health"],
-    summary="Whether requests can be served",
 )
-async def ready(asked: InSession) -> Health:
-    if asked.waiting.is_draining:
+async def ready(session: InSession) -> Health:
+    if session.waiting.is_draining:
         raise stopping()
-    await asked.engine.ping()
+    await session.engine.ping()
     return Health(status="ok")
 
 
-@get("/livez", security=[{}], tags=["health"], summary="Whether the process is alive")
+@health.get("/livez", None, "Whether the process is alive", security=[{}])
 async def alive() -> Health:
     return Health(status="ok")
 
 
 class GroupingEngine(Engine):
-    """The engine of many callers: executions that they create at once are committed together."""
+    """Commits executions that many callers create at the same time together."""
 
     def __init__(self, engine: Engine) -> None:
         vars(self).update(vars(engine))
         self._submissions = Submissions(engine)
 
     async def create_execution(self, request: NewExecution) -> CreateResult:
-        """The same for each caller as if he were alone."""
+        """Each caller gets the answer they would get alone."""
         return await self._submissions.submit(self.check_request(request))
 
     async def settle(self) -> None:
-        """Wait until everybody has been answered."""
+        """Wait until every caller has been answered."""
         await self._submissions.close()
 
 
@@ -295,8 +298,8 @@ def create_app(
     """The server as an ASGI application; `connect` opens its engine when it starts.
 
     `connect` is a function without arguments that returns an async context manager of the engine,
-    `config` says whom it answers, and how much at once. Mounted in another application, its
-    `lifespan()` has to be entered by that of the other.
+    `config` says whom it answers, and how much at once. If it is mounted in another application,
+    that application has to enter its `lifespan()`.
     """
     _check_opens(connect)
 
@@ -321,28 +324,25 @@ def create_app(
 
     return Application(
         route_handlers=[
-            executions.routes,
-            signals.routes,
-            signals.inbox,
-            signals.deliver_by_link,
-            flows.routes,
-            streams.routes,
-            streams.events,
-            admin.routes,
-            limits.routes,
-            limits.work,
-            lists.routes,
-            schedules.routes,
-            operations.call,
-            operations.deployment,
-            operations.hints,
-            ready,
-            alive,
+            each.router()
+            for each in (
+                executions.routes,
+                signals.routes,
+                flows.routes,
+                streams.routes,
+                streams.log,
+                admin.routes,
+                limits.routes,
+                workers.routes,
+                schedules.routes,
+                operations.routes,
+                health,
+            )
         ],
         lifespan=[opened],
         middleware=[AccessLog(), Bodies()],
         before_send=[add_headers],
-        dependencies={"asked": Provide(provide_session)},
+        dependencies={"session": Provide(provide_session)},
         exception_handlers={
             FlowFabricError: on_engine_error,
             Refused: on_refusal,
@@ -390,9 +390,11 @@ async def _engine_of(connect: Callable[[], object]) -> AsyncIterator[Engine]:
 def _not_opening(found: object) -> InvalidInput:
     if isinstance(found, Coroutine):
         found.close()
-    # By its type alone: a URL may have a password in it.
-    told = "must be a function without arguments that returns an async context manager of an engine"
-    return InvalidInput("connect", f"{told}, not {type(found).__name__}; see docs/server.md")
+    # Show only its type: a URL may contain a password.
+    message = (
+        "must be a function without arguments that returns an async context manager of an engine"
+    )
+    return InvalidInput("connect", f"{message}, not {type(found).__name__}; see docs/server.md")
 
 
 def _cors(config: ServerConfig) -> CORSConfig | None:
@@ -406,10 +408,10 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
 
 
 async def provide_session(request: AnyRequest) -> Session:
-    """Find out who asks, and refuse those who may not."""
+    """Identify the caller, and refuse those without a valid token."""
     state = request.app.state
     if "access" not in state:
-        # Frameworks do not start what is mounted in them.
+        # Frameworks do not start applications mounted in them.
         raise Unavailable(
             "server", "it was not started; enter `server.lifespan()` of what you mount"
         )

@@ -1,9 +1,8 @@
-"""Callers that are confined to a namespace: what they may name, whichever way they ask.
+"""What callers confined to a namespace may name, whichever route or operation they use.
 
-Their requests are answered by a `ConfinedEngine`. It has the operations of the table and no other,
-and looks at the arguments first: whatever they carry, however deep, under a name that stands for
-an execution, a handle, a flow, a budget, a limit or a namespace. What lies elsewhere, or nowhere,
-is not found.
+A `ConfinedEngine` answers their requests. It has only the operations of the table, and first
+searches the arguments, however deep, for names of executions, handles, flows, budgets, limits and
+namespaces. What lies in another namespace is not found, as if it did not exist.
 """
 
 import inspect
@@ -35,14 +34,14 @@ _SOME_MAY_MISS: Final = frozenset(
         "replay_executions",
     }
 )
-"""Those that answer for each execution by itself."""
+"""Operations that answer for each execution separately."""
 _EXECUTIONS: Final = ("execution_id", "execution_ids", "members", "from_node", "to_node")
-"""What the names of arguments end with that carry ids of executions."""
+"""How the names of arguments end that hold ids of executions."""
 _HANDLES: Final = ("handle", "handles")
 
 
 class Namespaces:
-    """Which namespace each execution belongs to, as far as this process was asked."""
+    """The namespaces of executions that this process has been asked about."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -73,13 +72,13 @@ class Named:
         self.handled: set[ExecutionId] = set()
         self.created: set[ExecutionId] = set()
         self.marks = {ids.mark_of("namespace", owner)}
-        """What is in uuids that follow from names, if the names are the caller's to give."""
+        """Marks in uuids derived from names that the caller may choose."""
         self.flows: set[str] = set()
         self.limits: set[str] = set()
         self.budgets: set[str] = set()
 
     def confined(self, name: str, value: object) -> object:
-        """The value, with the caller's namespace wherever one belongs."""
+        """The value, with the caller's namespace filled in wherever it has one."""
         if name == "namespace":
             return self._namespace(value)
         if isinstance(value, handles.Handle) or (isinstance(value, bytes) and name in _HANDLES):
@@ -100,12 +99,12 @@ class Named:
 
     def _namespace(self, value: object, field: str = "namespace") -> Namespace:
         if value not in (None, self._owner):
-            told = f"the token is for the namespace {self._owner!r} alone"
-            raise refuse(403, "namespace_denied", told, field=field)
+            message = f"the token is for the namespace {self._owner!r} alone"
+            raise refuse(403, "namespace_denied", message, field=field)
         return self._owner
 
     def _note_handle(self, handle: handles.Handle | bytes) -> None:
-        # A forged one is refused whatever it names: nobody learns from that what exists.
+        # The engine refuses a forged handle whatever it names, so it reveals nothing.
         with suppress(FlowFabricError):
             self.handled.add(self._engine.shell.verify_handle(handle).execution_id)
 
@@ -124,7 +123,7 @@ class Named:
         return structs.replace(request, namespace=self._namespace(request.namespace))
 
     def _note_terms(self, value: Struct) -> None:
-        """What a definition names other than by the names of its fields."""
+        """What a definition names in other ways than by the name of a field."""
         if isinstance(value, schedules.ScheduleDefinition):
             self._note_policy(policies.parse_policy(value.policy))
         elif (
@@ -153,13 +152,13 @@ class Named:
         return self.executions[text]
 
     def may_create(self, uuid: str) -> bool:
-        """Whether a uuid follows from no name, or from one that is the caller's to give."""
+        """Whether a uuid is derived from no name, or from one that the caller may choose."""
         mark = ids.mark_in(uuid)
         return mark is None or mark in self.marks
 
 
 class Missing(Exception):
-    """What was asked about is not there, as far as the caller can tell."""
+    """Something the request names does not exist, as far as the caller can tell."""
 
     def __init__(self, error: NotFound) -> None:
         super().__init__(str(error))
@@ -167,7 +166,7 @@ class Missing(Exception):
 
 
 class ConfinedEngine(Engine):
-    """The engine as callers of one namespace know it."""
+    """The engine as callers of one namespace see it."""
 
     def __init__(self, engine: Engine, owner: Namespace, namespaces: Namespaces) -> None:
         vars(self).update(vars(engine))
@@ -176,12 +175,12 @@ class ConfinedEngine(Engine):
         self._namespaces = namespaces
 
     async def perform(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
-        """Call an operation of the table, if it is about nobody else."""
+        """Call an operation of the table if it concerns only the caller's namespace."""
         if operation.reach is Reach.NOTHING:
             return await self._call(operation, arguments)
         if operation.reach is Reach.EVERYTHING:
-            told = f"{operation.name} is about every namespace, and the token for one"
-            raise refuse(403, "namespace_denied", told)
+            message = f"{operation.name} is about every namespace, and the token for one"
+            raise refuse(403, "namespace_denied", message)
         named = Named(self._engine, self._owner)
         given = dict(arguments)
         if "namespace" in operation.names:
@@ -225,10 +224,10 @@ class ConfinedEngine(Engine):
             tag=tag,
         )
 
-    # What is named must be there, and the caller's
+    # Whatever is named must exist in the caller's namespace
 
     async def _check(self, operation: RemoteOperation, named: Named) -> set[str]:
-        """Raise unless the caller may know of all that is named; those that are left out."""
+        """Raise unless the caller may see everything named; return executions to leave out."""
         for flow_id in sorted(named.flows):
             namespace = await self._engine.get_flow_namespace(flow_id)
             creates = operation.name == "create_flow" and named.may_create(flow_id)
@@ -260,7 +259,7 @@ class ConfinedEngine(Engine):
         return missing
 
     async def _check_budget(self, named: Named, budget_id: str, *, creates: bool) -> None:
-        """One that does not exist may be named before it is created, but not by any uuid."""
+        """A budget may be named before it is created, but not by an arbitrary uuid."""
         uuid = ids.named_budget_id(budget_id, self._owner)
         try:
             found = await self._engine.get_budget_status(uuid, namespace=self._owner)
@@ -283,7 +282,7 @@ class ConfinedEngine(Engine):
     async def _without(
         self, operation: RemoteOperation, missing: set[str], arguments: dict[str, object]
     ) -> object:
-        """Ask about those that are there, and answer for the others as for what is not there."""
+        """Ask about the executions that exist, and answer 'not found' for the others."""
         asked = arguments.get("execution_ids")
         if not missing or not isinstance(asked, list):
             return await self._call(operation, arguments)

@@ -1,5 +1,7 @@
-"""Ending well: what waits for something to happen ends early when the server is told to stop, or
-when whoever waits may not any more."""
+"""Long polls and streams: how many there may be, and when they end early.
+
+They end when the server is told to stop, and when the token of their caller is no longer good.
+"""
 
 import asyncio
 import time
@@ -16,18 +18,18 @@ T = TypeVar("T")
 Check = Callable[[], Awaitable[object]]
 """Raises `Refused` when the caller may not wait any more."""
 CHECK_S: Final = 2.0
-"""How often those who wait are checked."""
+"""How often the tokens of waiting callers are checked."""
 
 
 def stopping() -> Unavailable:
-    """What is told to those who come, or wait, while the server stops."""
+    """The answer to requests that arrive or wait while the server stops."""
     error = Unavailable("server", "it is stopping; ask again")
     error.error_class = ErrorClass.RETRYABLE
     return error
 
 
 class Places:
-    """So many at once, of whom one token has half at most."""
+    """A limited number of places, of which one token gets half at most."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -47,7 +49,7 @@ class Places:
 
 
 class TakenPlace:
-    """One that was taken, and is left once."""
+    """A place that has been taken; leaving it twice is harmless."""
 
     def __init__(self, taken: Counter[str | None], token_id: str | None) -> None:
         self._taken: Counter[str | None] | None = taken
@@ -63,9 +65,9 @@ class TakenPlace:
 
 
 class Waiting:
-    """Long polls and streams: how many there may be of each, until the server drains.
+    """Limits long polls and streams, and ends them when the server drains.
 
-    They are counted apart: pages that are left open must not keep others from waiting. Nor must
+    The two are counted separately, so that open pages do not keep others from waiting. Nor can
     one token: it gets half of the places at most.
     """
 
@@ -83,7 +85,7 @@ class Waiting:
     async def run(
         self, work: Coroutine[object, object, T], check: Check, token_id: str | None
     ) -> T:
-        """What `work` comes to, if that is before the server drains."""
+        """The result of `work`, unless the server drains first."""
         try:
             place = self.polls.take("stream_ops", token_id)
         except ResourceExhausted:
@@ -118,12 +120,12 @@ class Waiting:
     ) -> AsyncIterator[T]:
         """The messages, with a ping whenever none came for a while, and `last` on draining.
 
-        So either side notices when the other has left. Refuses at once what there is no room for:
-        once an answer has begun, it could only be torn.
+        So either side notices when the other has left. Refuses at once if there is no room: once
+        an answer has begun, it could only be cut off.
         """
         place = self.streams.take("streams", token_id)
         stream = self._each(messages, check, place, idle_s, ping, last)
-        # A client may leave before its answer is begun.
+        # A client may leave before its answer begins.
         weakref.finalize(stream, place.leave)
         return stream
 
@@ -162,7 +164,7 @@ class Waiting:
                     yield ping
             yield last
         except Refused:
-            # The answer has begun: all that is left is to end it.
+            # The answer has begun, so it can only be ended.
             return
         finally:
             place.leave()
@@ -172,6 +174,6 @@ class Waiting:
 
 
 async def _checked(check: Check) -> None:
-    """While the database is away, everybody stays who he was."""
+    """Check the caller's token; while the database is away, it stays good."""
     with suppress(FlowFabricError):
         await check()

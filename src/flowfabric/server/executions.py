@@ -1,28 +1,29 @@
-"""Executions over HTTP: created, read, signalled, and moved by operators."""
+"""Executions over HTTP: created, read, and steered by operators."""
 
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-from litestar import Response, Router
+from litestar import Response
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.records import Attempt
 from flowfabric.core.results import Created, Revoked
 from flowfabric.core.states import PublicState
 from flowfabric.core.tokens import Scope
-from flowfabric.core.views import ExecutionDetails, ExecutionInfo, ExecutionSnapshot
-from flowfabric.engine.details import Outcome
+from flowfabric.core.views import ExecutionDetails, ExecutionInfo, ExecutionSnapshot, StepView
+from flowfabric.engine.details import ChildPage, Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import ExecutionFilter
-from flowfabric.errors import NotFound, OperationTimeout, Validation
+from flowfabric.errors import OperationTimeout, Validation
 from flowfabric.run import Endings
-from flowfabric.server import wire
-from flowfabric.server.access import Caller, InSession
+from flowfabric.server import lists, wire
+from flowfabric.server.access import Caller, InSession, Session, existing
 from flowfabric.server.problems import Refused, problem_of, refuse
-from flowfabric.server.routing import EXISTED, JsonAnswer, also, answer, get, post, put
+from flowfabric.server.routing import CREATES, JsonAnswer, Routes, also, answer
 
 LIST_LIMIT = 50
 LIST_LIMIT_MAX = 1_000
@@ -32,11 +33,19 @@ BATCH_BODY = {"body_limit": 16 * 1_048_576}
 MEDIUM_BODY = {"body_limit": 262_144}
 NO_STORE = {"Cache-Control": "no-store"}
 UNENDED = also(202, "It has not ended.", type(None))
-T = TypeVar("T")
+routes = Routes("/v1/executions", "executions")
+
+
+class StepList(lists.Page, kw_only=True):
+    steps: list[StepView]
+
+
+class AttemptList(lists.Page, kw_only=True):
+    attempts: list[Attempt]
 
 
 class ExecutionList(Struct, kw_only=True):
-    """Ids where a partition was asked for, as the reference lists them; else snapshots."""
+    """Ids if the request names a partition, as the reference lists them; else snapshots."""
 
     executions: list[ExecutionId | ExecutionSnapshot]
     next_cursor: str | None
@@ -54,7 +63,7 @@ def new_execution(data: wire.CreateExecution, caller: Caller) -> NewExecution:
     return NewExecution(
         execution_kind=data.execution_kind,
         execution_id=data.execution_id,
-        namespace=caller.namespace_for(data.namespace) or "default",
+        namespace=caller.own_namespace(data.namespace),
         lane_id=data.lane_id,
         input_payload=payload or b"",
         payload_encoding=data.payload_encoding or encoding,
@@ -69,32 +78,28 @@ def new_execution(data: wire.CreateExecution, caller: Caller) -> NewExecution:
     )
 
 
-@post("/", opt=LARGE_BODY, responses=EXISTED, summary="Create an execution")
+@routes.post("/", Scope.SUBMIT, "Create an execution", opt=LARGE_BODY, **CREATES)
 async def create(
-    data: JSONBody[wire.CreateExecution],
-    asked: InSession,
+    data: JSONBody[wire.CreateExecution], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.SUBMIT)
-    created = await asked.engine.create_execution(new_execution(data, asked.caller))
+    created = await session.engine.create_execution(new_execution(data, session.caller))
     return answer(created, new=isinstance(created, Created))
 
 
-@post("/batch", opt=BATCH_BODY, status_code=200, summary="Create many executions at once")
+@routes.post("/batch", Scope.SUBMIT, "Create many executions at once", opt=BATCH_BODY)
 async def create_many(
-    data: JSONBody[wire.CreateExecutions],
-    asked: InSession,
+    data: JSONBody[wire.CreateExecutions], session: InSession
 ) -> list[wire.Tagged]:
-    asked.allow(Scope.SUBMIT)
-    requests = [new_execution(each, asked.caller) for each in data.executions]
+    requests = [new_execution(each, session.caller) for each in data.executions]
     try:
-        created = await asked.engine.create_executions(requests)
+        created = await session.engine.create_executions(requests)
     except Validation as error:
-        raise _told_which(asked.engine, requests, error) from None
+        raise _blame(session.engine, requests, error) from None
     return [wire.tagged(each) for each in created]
 
 
-def _told_which(engine: Engine, requests: Sequence[NewExecution], error: Validation) -> Exception:
-    """The error with the place of the request that is to blame."""
+def _blame(engine: Engine, requests: Sequence[NewExecution], error: Validation) -> Exception:
+    """The error with the place in the batch of the request that caused it."""
     for number, request in enumerate(requests):
         try:
             engine.check_request(request)
@@ -107,9 +112,9 @@ def _told_which(engine: Engine, requests: Sequence[NewExecution], error: Validat
     return error
 
 
-@get("/", summary="List executions")
+@routes.get("/", Scope.READ, "List executions")
 async def list_executions(
-    asked: InSession,
+    session: InSession,
     partition: Annotated[int | None, QueryParameter(ge=0, le=65_535)] = None,
     cursor: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=0, le=2**31)] = LIST_LIMIT,
@@ -122,24 +127,23 @@ async def list_executions(
     created_before_ms: FromQuery[int | None] = None,
 ) -> ExecutionList:
     """With a `partition`, ids of that partition in their order; else snapshots, newest first."""
-    asked.allow(Scope.READ)
     limit = min(limit, LIST_LIMIT_MAX)
     if partition is not None:
-        if partition >= asked.engine.deployment.partitions.num_flow:
+        if partition >= session.engine.deployment.partitions.num_flow:
             return ExecutionList(executions=[], next_cursor=None)
-        ids = await asked.engine.list_executions(
+        ids = await session.engine.list_executions(
             partition,
-            namespace=asked.caller.namespace_for(namespace),
+            namespace=session.caller.namespace_for(namespace),
             cursor=cursor or None,
             limit=limit,
         )
         return ExecutionList(executions=list(ids.executions), next_cursor=ids.next_cursor)
-    found = await asked.engine.find_executions(
+    found = await session.engine.find_executions(
         ExecutionFilter(
             states=tuple(states or ()),
             lane_id=lane,
             execution_kind=kind,
-            namespace=asked.caller.namespace_for(namespace),
+            namespace=session.caller.namespace_for(namespace),
             tag=None if tag is None else split_tag(tag),
             created_after_ms=created_after_ms,
             created_before_ms=created_before_ms,
@@ -157,78 +161,101 @@ def split_tag(text: str) -> tuple[str, str]:
     return key, value
 
 
-@get("/{id:str}", summary="Read an execution")
-async def read(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-) -> ExecutionInfo:
-    asked.allow(Scope.READ)
-    info = await asked.engine.read_execution_info(await asked.find(id))
-    return _existing(info, id)
+@routes.get("/{id:str}", Scope.READ, "Read an execution")
+async def read(id: FromPath[str], session: InSession) -> ExecutionInfo:
+    info = await session.engine.read_execution_info(await session.find(id))
+    return existing(info, "execution", id)
 
 
-@get("/{id:str}/details", summary="Everything about an execution")
-async def details(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-) -> ExecutionDetails:
-    asked.allow(Scope.READ)
-    return _existing(await asked.engine.inspect_execution(await asked.find(id)), id)
+@routes.get("/{id:str}/details", Scope.READ, "Everything about an execution")
+async def details(id: FromPath[str], session: InSession) -> ExecutionDetails:
+    return await _inspected(session, id)
 
 
-@get("/{id:str}/why", summary="Why an execution is not running")
-async def why(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-) -> Explanation:
-    asked.allow(Scope.READ)
-    return await asked.engine.explain_execution(await asked.find(id))
+@routes.get("/{id:str}/why", Scope.READ, "Why an execution is not running")
+async def why(id: FromPath[str], session: InSession) -> Explanation:
+    return await session.engine.explain_execution(await session.find(id))
 
 
-@get("/{id:str}/state", summary="The state of an execution")
-async def state(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-) -> JsonAnswer[PublicState]:
-    asked.allow(Scope.READ)
-    return JsonAnswer(_existing(await asked.engine.read_execution_state(await asked.find(id)), id))
+@routes.get("/{id:str}/state", Scope.READ, "The state of an execution")
+async def state(id: FromPath[str], session: InSession) -> JsonAnswer[PublicState]:
+    found = await session.engine.read_execution_state(await session.find(id))
+    return JsonAnswer(existing(found, "execution", id))
 
 
-@get(
+@routes.get("/{id:str}/steps", Scope.READ, "List what a run has done")
+async def steps(
+    id: FromPath[str],
+    session: InSession,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
+) -> StepList:
+    """In the order they were made in; the one that ended the last attempt comes last."""
+    found = (await _inspected(session, id)).steps
+    page, last = lists.cut(found, [each.step_key for each in found], cursor, limit)
+    return StepList(steps=page, next_cursor=last)
+
+
+@routes.get("/{id:str}/attempts", Scope.READ, "List the tries of a run")
+async def attempts(
+    id: FromPath[str],
+    session: InSession,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
+) -> AttemptList:
+    """Oldest first; failed ones with their traceback."""
+    found = (await _inspected(session, id)).attempts
+    page, last = lists.cut(found, [str(each.attempt_index) for each in found], cursor, limit)
+    return AttemptList(attempts=page, next_cursor=last)
+
+
+@routes.get("/{id:str}/children", Scope.READ, "List what a run submitted")
+async def children(
+    id: FromPath[str],
+    session: InSession,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
+) -> ChildPage:
+    """Oldest first."""
+    execution_id = await session.find_existing(id)
+    return await session.engine.list_children(execution_id, cursor=cursor, limit=limit)
+
+
+async def _inspected(session: Session, text: str) -> ExecutionDetails:
+    found = await session.engine.inspect_execution(await session.find(text))
+    return existing(found, "execution", text)
+
+
+@routes.get(
     "/{id:str}/result",
+    Scope.READ,
+    "The result of an execution, as it was stored",
     media_type="application/octet-stream",
-    summary="The result of an execution, as it was stored",
 )
 async def result(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
+    id: FromPath[str],
+    session: InSession,
     wait_ms: Annotated[int, QueryParameter(ge=0, le=WAIT_MS_MAX)] = 0,
 ) -> Response[bytes]:
     """Waits up to `wait_ms` for the execution to end."""
-    asked.allow(Scope.READ)
-    execution_id = await asked.find(id)
+    execution_id = await session.find(id)
     if wait_ms:
-        await asked.wait(_ended(asked.endings, execution_id, wait_ms))
-    stored = await asked.engine.get_execution_result(execution_id)
-    if stored is None:
-        raise NotFound("execution result", id)
-    return Response(stored, media_type="application/octet-stream")
+        await session.wait(_ended(session.endings, execution_id, wait_ms))
+    stored = await session.engine.get_execution_result(execution_id)
+    return Response(existing(stored, "execution result", id), media_type="application/octet-stream")
 
 
-@get("/{id:str}/outcome", responses=UNENDED, summary="How an execution ended")
+@routes.get("/{id:str}/outcome", Scope.READ, "How an execution ended", responses=UNENDED)
 async def outcome(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
+    id: FromPath[str],
+    session: InSession,
     wait_ms: Annotated[int, QueryParameter(ge=0, le=WAIT_MS_MAX)] = 0,
 ) -> Response[Outcome | None]:
     """Waits up to `wait_ms`; 202 without a body for one that has not ended."""
-    asked.allow(Scope.READ)
-    execution_id = await asked.find(id)
-    if await asked.engine.read_execution_state(execution_id) is None:
-        raise NotFound("execution", id)
-    ended = (await asked.engine.read_outcomes([execution_id])).get(execution_id)
+    execution_id = await session.find_existing(id)
+    ended = (await session.engine.read_outcomes([execution_id])).get(execution_id)
     if ended is None and wait_ms:
-        ended = await asked.wait(_ended(asked.endings, execution_id, wait_ms))
+        ended = await session.wait(_ended(session.endings, execution_id, wait_ms))
     return Response(ended, status_code=202 if ended is None else 200)
 
 
@@ -239,54 +266,33 @@ async def _ended(endings: Endings, execution_id: ExecutionId, wait_ms: int) -> O
         return None
 
 
-@post("/{id:str}/cancel", status_code=200, summary="Cancel an execution")
+@routes.post("/{id:str}/cancel", Scope.OPERATE, "Cancel an execution")
 async def cancel(
-    id: FromPath[str],  # noqa: A002
-    data: JSONBody[wire.CancelExecution],
-    asked: InSession,
+    id: FromPath[str], data: JSONBody[wire.CancelExecution], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.OPERATE)
     check_same("execution_id", id, data.execution_id)
-    cancelled = await asked.engine.cancel_execution(
-        await asked.find(id),
-        reason=data.reason,
-        source=data.source,
-        lease_id=data.lease_id,
-        lease_epoch=data.lease_epoch,
-        attempt_id=data.attempt_id,
-    )
-    return answer(cancelled)
+    request = structs.asdict(data) | {"execution_id": await session.find(id)}
+    return answer(await session.engine.cancel_execution(**request))
 
 
-@put("/{id:str}/priority", summary="Change the priority of an execution")
+@routes.put("/{id:str}/priority", Scope.OPERATE, "Change the priority of an execution")
 async def change_priority(
-    id: FromPath[str],  # noqa: A002
-    data: JSONBody[wire.ChangePriority],
-    asked: InSession,
+    id: FromPath[str], data: JSONBody[wire.ChangePriority], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.OPERATE)
-    return answer(await asked.engine.change_priority(await asked.find(id), data.new_priority))
+    return answer(await session.engine.change_priority(await session.find(id), data.new_priority))
 
 
-@post("/{id:str}/replay", status_code=200, summary="Run an ended execution again")
-async def replay(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.OPERATE)
-    replayed = await asked.engine.replay_execution(
-        await asked.find(id), requested_by=asked.caller.name
+@routes.post("/{id:str}/replay", Scope.OPERATE, "Run an ended execution again")
+async def replay(id: FromPath[str], session: InSession) -> JsonAnswer[wire.Tagged]:
+    replayed = await session.engine.replay_execution(
+        await session.find(id), requested_by=session.caller.name
     )
     return answer(replayed)
 
 
-@post("/{id:str}/revoke-lease", status_code=200, summary="Take an execution from its worker")
-async def revoke_lease(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.OPERATE)
-    revoked = await asked.engine.revoke_lease(await asked.find(id), reason="operator_revoke")
+@routes.post("/{id:str}/revoke-lease", Scope.OPERATE, "Take an execution from its worker")
+async def revoke_lease(id: FromPath[str], session: InSession) -> JsonAnswer[wire.Tagged]:
+    revoked = await session.engine.revoke_lease(await session.find(id), reason="operator_revoke")
     if isinstance(revoked, Revoked):
         # Text, as the reference sends it.
         fields: dict[str, object] = {
@@ -295,30 +301,3 @@ async def revoke_lease(
         }
         return JsonAnswer({"Revoked": fields})
     return answer(revoked)
-
-
-def _existing(found: T | None, text: str) -> T:
-    if found is None:
-        raise NotFound("execution", text)
-    return found
-
-
-routes = Router(
-    path="/v1/executions",
-    tags=["executions"],
-    route_handlers=[
-        create,
-        create_many,
-        list_executions,
-        read,
-        details,
-        why,
-        state,
-        result,
-        outcome,
-        cancel,
-        change_priority,
-        replay,
-        revoke_lease,
-    ],
-)

@@ -1,13 +1,11 @@
 """Flows over HTTP: built member by member or at once, read, cancelled."""
 
-from typing import Annotated
+from typing import TypeVar
 
-from litestar import Router
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import structs
 
 from flowfabric.core import ids
-from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_endings import NoWait, WaitIndefinite
 from flowfabric.core.flow_joins import Join
@@ -15,13 +13,13 @@ from flowfabric.core.results import Added, DependenciesAdded, FlowCreated
 from flowfabric.core.tokens import Scope
 from flowfabric.core.views import FlowSnapshot
 from flowfabric.engine.flow_reads import FlowMemberPage, FlowPage
-from flowfabric.errors import NotFound
-from flowfabric.server import wire
-from flowfabric.server.access import InSession, Session
+from flowfabric.server import lists, wire
+from flowfabric.server.access import InSession, Session, existing
 from flowfabric.server.executions import BATCH_BODY, check_same, new_execution
-from flowfabric.server.routing import EXISTED, JsonAnswer, answer, get, post
+from flowfabric.server.routing import CREATES, JsonAnswer, Routes, answer
 
-PAGE = 100
+E = TypeVar("E", bound=wire.EdgeBody)
+routes = Routes("/v1/flows", "flows")
 
 
 class GraphAdded(DependenciesAdded, frozen=True, kw_only=True, tag="DependenciesAdded"):
@@ -29,186 +27,138 @@ class GraphAdded(DependenciesAdded, frozen=True, kw_only=True, tag="Dependencies
     """Their ids, in the order they were asked for."""
 
 
-@post("/", responses=EXISTED, summary="Create a flow")
-async def create(
-    data: JSONBody[wire.NewFlow],
-    asked: InSession,
-) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.SUBMIT)
-    namespace = asked.caller.namespace_for(data.namespace) or "default"
-    made = await asked.engine.create_flow(
+@routes.post("/", Scope.SUBMIT, "Create a flow", **CREATES)
+async def create(data: JSONBody[wire.NewFlow], session: InSession) -> JsonAnswer[wire.Tagged]:
+    namespace = session.caller.own_namespace(data.namespace)
+    made = await session.engine.create_flow(
         data.flow_id, flow_kind=data.flow_kind, namespace=namespace
     )
     return answer(made, new=isinstance(made, FlowCreated))
 
 
-@get("/", summary="List flows")
+@routes.get("/", Scope.READ, "List flows")
 async def list_flows(
-    asked: InSession,
+    session: InSession,
     partition: FromQuery[int | None] = None,
-    namespace: FromQuery[str | None] = None,
-    cursor: FromQuery[str | None] = None,
-    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
+    namespace: lists.InNamespace = None,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
 ) -> FlowPage:
-    asked.allow(Scope.READ)
-    wanted = asked.caller.namespace_for(namespace)
-    return await asked.engine.list_flows(partition, namespace=wanted, cursor=cursor, limit=limit)
+    wanted = session.caller.namespace_for(namespace)
+    return await session.engine.list_flows(partition, namespace=wanted, cursor=cursor, limit=limit)
 
 
-@get("/{id:str}", summary="Read a flow")
-async def read(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-) -> FlowSnapshot:
-    asked.allow(Scope.READ)
-    found = await asked.engine.describe_flow(id)
-    if found is None:
-        raise NotFound("flow", id)
-    return found
+@routes.get("/{id:str}", Scope.READ, "Read a flow")
+async def read(id: FromPath[str], session: InSession) -> FlowSnapshot:
+    found = await session.engine.describe_flow(id)
+    return existing(found, "flow", id)
 
 
-@get("/{id:str}/members", summary="List the members of a flow")
+@routes.get("/{id:str}/members", Scope.READ, "List the members of a flow")
 async def members(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-    cursor: FromQuery[str | None] = None,
-    limit: Annotated[int, QueryParameter(ge=1, le=PAGE_MAX)] = PAGE,
+    id: FromPath[str],
+    session: InSession,
+    cursor: lists.AfterCursor = None,
+    limit: lists.PageLimit = lists.PAGE,
 ) -> FlowMemberPage:
-    asked.allow(Scope.READ)
-    if await asked.engine.describe_flow(id) is None:
-        raise NotFound("flow", id)
-    return await asked.engine.list_flow_members(id, cursor=cursor, limit=limit)
+    existing(await session.engine.describe_flow(id), "flow", id)
+    return await session.engine.list_flow_members(id, cursor=cursor, limit=limit)
 
 
-@post("/{id:str}/members", responses=EXISTED, summary="Add an execution to a flow")
+@routes.post("/{id:str}/members", Scope.SUBMIT, "Add an execution to a flow", **CREATES)
 async def add_member(
-    id: FromPath[str],  # noqa: A002
-    data: JSONBody[wire.NewMember],
-    asked: InSession,
+    id: FromPath[str], data: JSONBody[wire.NewMember], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.SUBMIT)
     check_same("flow_id", id, data.flow_id)
-    execution_id = await asked.find(data.execution_id)
-    added = await asked.engine.add_execution_to_flow(id, execution_id)
+    execution_id = await session.find(data.execution_id)
+    added = await session.engine.add_execution_to_flow(id, execution_id)
     return answer(added, new=isinstance(added, Added))
 
 
-@post("/{id:str}/graph", opt=BATCH_BODY, status_code=200, summary="Add members and dependencies")
+@routes.post("/{id:str}/graph", Scope.SUBMIT, "Add members and dependencies", opt=BATCH_BODY)
 async def add_graph(
-    id: FromPath[str],  # noqa: A002
-    data: JSONBody[wire.NewGraph],
-    asked: InSession,
+    id: FromPath[str], data: JSONBody[wire.NewGraph], session: InSession
 ) -> GraphAdded:
     """Members are named by a full id, a uuid, or any name within the flow; one without an id gets
     one. The answer has their ids, in the order of the request."""
-    asked.allow(Scope.SUBMIT)
-    members = [_member(asked, id, each) for each in data.members]
-    added = await asked.engine.add_dependencies(
-        id, [_join(asked, id, each) for each in data.joins], members=members
+    members = [_member(session, id, each) for each in data.members]
+    added = await session.engine.add_dependencies(
+        id, [_join(session, id, each) for each in data.joins], members=members
     )
-    told = [each if isinstance(each, str) else str(each.execution_id) for each in members]
-    return GraphAdded(**structs.asdict(added), members=told)
+    member_ids = [each if isinstance(each, str) else str(each.execution_id) for each in members]
+    return GraphAdded(**structs.asdict(added), members=member_ids)
 
 
-def _member(asked: Session, flow_id: str, given: wire.CreateExecution | str) -> NewExecution | str:
+def _member(
+    session: Session, flow_id: str, given: wire.CreateExecution | str
+) -> NewExecution | str:
     if isinstance(given, str):
-        return _member_id(asked, flow_id, given)
-    new = new_execution(given, asked.caller)
+        return _member_id(session, flow_id, given)
+    new = new_execution(given, session.caller)
     if new.execution_id is None:
-        return structs.replace(new, execution_id=asked.engine.new_member_id(flow_id))
-    return structs.replace(new, execution_id=_member_id(asked, flow_id, new.execution_id))
+        return structs.replace(new, execution_id=session.engine.new_member_id(flow_id))
+    return structs.replace(new, execution_id=_member_id(session, flow_id, new.execution_id))
 
 
-def _member_id(asked: Session, flow_id: str, text: str) -> str:
+def _member_id(session: Session, flow_id: str, text: str) -> str:
     flow = ids.FlowId(ids.parse_uuid("flow_id", flow_id))
-    return ids.named_member_id(flow, text, asked.engine.deployment.partitions)
+    return ids.named_member_id(flow, text, session.engine.deployment.partitions)
 
 
-def _join(asked: Session, flow_id: str, given: wire.NewJoin) -> Join:
-    return Join(
-        downstream_execution_id=_member_id(asked, flow_id, given.downstream_execution_id),
+def _join(session: Session, flow_id: str, join: wire.NewJoin) -> Join:
+    return structs.replace(
+        join,
+        downstream_execution_id=_member_id(session, flow_id, join.downstream_execution_id),
         dependencies=[
             structs.replace(
                 each,
-                upstream_execution_id=_member_id(asked, flow_id, each.upstream_execution_id),
+                upstream_execution_id=_member_id(session, flow_id, each.upstream_execution_id),
             )
-            for each in given.dependencies
+            for each in join.dependencies
         ],
-        policy=given.policy,
     )
 
 
-@post("/{id:str}/edges", summary="Stage a dependency")
+@routes.post("/{id:str}/edges", Scope.SUBMIT, "Stage a dependency", status_code=201)
 async def stage(
-    id: FromPath[str],  # noqa: A002
-    data: JSONBody[wire.StageEdge],
-    asked: InSession,
+    id: FromPath[str], data: JSONBody[wire.StageEdge], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.SUBMIT)
-    check_same("flow_id", id, data.flow_id)
-    staged = await asked.engine.stage_dependency_edge(
-        id,
-        data.edge_id,
-        upstream_execution_id=_member_id(asked, id, data.upstream_execution_id),
-        downstream_execution_id=_member_id(asked, id, data.downstream_execution_id),
-        dependency_kind=data.dependency_kind,
-        data_passing_ref=data.data_passing_ref,
-        expected_graph_revision=data.expected_graph_revision,
-    )
-    return answer(staged, new=True)
+    edge = _edge(session, id, data)
+    return answer(await session.engine.stage_dependency_edge(**structs.asdict(edge)), new=True)
 
 
-@post("/{id:str}/edges/apply", status_code=200, summary="Let a dependency take effect")
+@routes.post("/{id:str}/edges/apply", Scope.SUBMIT, "Let a dependency take effect")
 async def apply(
-    id: FromPath[str],  # noqa: A002
-    data: JSONBody[wire.ApplyEdge],
-    asked: InSession,
+    id: FromPath[str], data: JSONBody[wire.ApplyEdge], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    asked.allow(Scope.SUBMIT)
-    check_same("flow_id", id, data.flow_id)
-    applied = await asked.engine.apply_dependency_to_child(
-        id,
-        data.edge_id,
-        upstream_execution_id=_member_id(asked, id, data.upstream_execution_id),
-        downstream_execution_id=_member_id(asked, id, data.downstream_execution_id),
-        graph_revision=data.graph_revision,
-        dependency_kind=data.dependency_kind,
-        data_passing_ref=data.data_passing_ref,
+    edge = _edge(session, id, data)
+    return answer(await session.engine.apply_dependency_to_child(**structs.asdict(edge)))
+
+
+def _edge(session: Session, flow_id: str, data: E) -> E:
+    """The request with full ids of the flow and of both members."""
+    check_same("flow_id", flow_id, data.flow_id)
+    return structs.replace(
+        data,
+        flow_id=flow_id,
+        upstream_execution_id=_member_id(session, flow_id, data.upstream_execution_id),
+        downstream_execution_id=_member_id(session, flow_id, data.downstream_execution_id),
     )
-    return answer(applied)
 
 
-@post("/{id:str}/cancel", status_code=200, summary="Cancel a flow")
+@routes.post("/{id:str}/cancel", Scope.OPERATE, "Cancel a flow")
 async def cancel(
-    id: FromPath[str],  # noqa: A002
+    id: FromPath[str],
     data: JSONBody[wire.CancelFlow],
-    asked: InSession,
+    session: InSession,
     wait: FromQuery[str] = "",
 ) -> JsonAnswer[wire.Tagged]:
     """With `wait=true` the answer comes when the members are cancelled."""
-    asked.allow(Scope.OPERATE)
     check_same("flow_id", id, data.flow_id)
-    cancelled = await asked.engine.cancel_flow(
+    cancelled = await session.engine.cancel_flow(
         id,
         reason=data.reason,
         cancellation_policy=data.cancellation_policy,
         wait=WaitIndefinite() if wait in ("true", "1") else NoWait(),
     )
     return answer(cancelled)
-
-
-routes = Router(
-    path="/v1/flows",
-    tags=["flows"],
-    route_handlers=[
-        create,
-        list_flows,
-        read,
-        members,
-        add_member,
-        add_graph,
-        stage,
-        apply,
-        cancel,
-    ],
-)

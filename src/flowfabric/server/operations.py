@@ -1,17 +1,17 @@
-"""Every operation of the table by its name, for clients that have no database."""
+"""Operations of the table by name, for clients without a database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 from litestar import Response
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIType, Operation, RequestBody, Schema
 from litestar.params import FromPath, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
-from msgspec import Struct, structs
+from msgspec import structs
 
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError
@@ -20,6 +20,7 @@ from flowfabric.operations import (
     OPERATIONS,
     PROTOCOL,
     WAITS,
+    DeploymentView,
     RemoteOperation,
     WireError,
     send_error,
@@ -39,12 +40,12 @@ from flowfabric.server.problems import (
     shown,
     unreadable,
 )
-from flowfabric.server.routing import get, post
+from flowfabric.server.routing import Routes
 from flowfabric.server.streams import EVENT_STREAM, events_of
 from flowfabric.store.base import HintListener
 from flowfabric.version import __version__
 
-T = TypeVar("T")
+routes = Routes("/v1", "operations")
 
 TOPICS_MAX: Final = 200
 HINT_GAP_S: Final = 0.005
@@ -60,7 +61,7 @@ class RaisedProblem(Problem, kw_only=True, omit_defaults=True):
 
 @dataclass(unsafe_hash=True)
 class NamedOperation(Operation):
-    """How a request is described whose body depends on the operation it names."""
+    """Describes a request whose body depends on the operation it names."""
 
     def __post_init__(self) -> None:
         schema = Schema(type=OpenAPIType.OBJECT, description="Arguments by name.")
@@ -68,25 +69,24 @@ class NamedOperation(Operation):
         self.request_body = RequestBody(content=content, required=True)
 
 
-@post(
-    "/v1/operations/{name:str}",
+@routes.post(
+    "/operations/{name:str}",
+    None,
+    "Call an operation of the engine by its name",
     operation_class=NamedOperation,
     opt={"body_limit": BODY_BYTES_MAX},
-    status_code=200,
-    tags=["operations"],
-    summary="Call an operation of the engine by its name",
 )
-async def call(name: FromPath[str], request: AnyRequest, asked: InSession) -> Response[bytes]:
+async def call(name: FromPath[str], request: AnyRequest, session: InSession) -> Response[bytes]:
     """For clients in Python. Arguments are a JSON object, by name, bytes in base64."""
     operation = OPERATIONS.get(name)
     if operation is None:
         raise refuse(404, "no_such_operation", f"there is no operation {name!r}", field="name")
-    check_scopes(asked.caller, operation)
+    check_scopes(session.caller, operation)
     check_is_json(request.scope["headers"])
     arguments = read_arguments(operation, await request.body())
-    performing = getattr(asked.engine, name)(**arguments)
+    performing = getattr(session.engine, name)(**arguments)
     try:
-        result = await (asked.wait(performing) if name in WAITS else performing)
+        result = await (session.wait(performing) if name in WAITS else performing)
         return _json(200, operation.encode_result(result))
     except FlowFabricError as error:
         error = shown(error)
@@ -98,8 +98,8 @@ async def call(name: FromPath[str], request: AnyRequest, asked: InSession) -> Re
 def check_scopes(caller: Caller, operation: RemoteOperation) -> None:
     if not operation.scopes & caller.scopes:
         needed = " or ".join(sorted(operation.scopes))
-        told = f"{operation.name} needs a token with the scope {needed}"
-        raise refuse(403, "scope_missing", told)
+        message = f"{operation.name} needs a token with the scope {needed}"
+        raise refuse(403, "scope_missing", message)
 
 
 def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]:
@@ -115,11 +115,11 @@ def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]
 
 
 def _check_readable(body: bytes) -> None:
-    """Refuse what is no JSON: a reader that knows what it wants may stop before it finds out."""
+    """Refuse what is not JSON: a typed decoder may stop before it notices."""
     try:
         msgspec.json.decode(body)
     except msgspec.ValidationError:
-        return  # A number that nothing can hold.
+        return  # A number too large to hold.
     except msgspec.DecodeError as error:
         raise refuse(400, "invalid_json", f"invalid JSON: {error}") from None
     except UNREADABLE as error:
@@ -130,30 +130,12 @@ def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Re
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-# What a client has to know beforehand, and when to look again -------------------
+# What a client has to know first, and when to look again ------------------------
 
 
-class DeploymentView(Struct, kw_only=True):
-    """What clients decide by themselves with: how ids are made, how large payloads may be."""
-
-    version: str
-    protocol: int
-    """How operations travel: clients of another one cannot call them."""
-    backend: str
-    num_flow_partitions: int
-    num_budget_partitions: int
-    num_quota_partitions: int
-    payload_bytes_max: int
-    plain_bytes_max: int
-    coded: bool
-    """Whether payloads go through a codec here."""
-    namespace: str | None
-    """The only one the token is for."""
-
-
-@get("/v1/deployment", tags=["operations"], summary="What clients have to know of this deployment")
-async def deployment(asked: InSession) -> DeploymentView:
-    engine = asked.engine
+@routes.get("/deployment", None, "What clients have to know of this deployment")
+async def deployment(session: InSession) -> DeploymentView:
+    engine = session.engine
     partitions = engine.deployment.partitions
     return DeploymentView(
         version=__version__,
@@ -165,27 +147,24 @@ async def deployment(asked: InSession) -> DeploymentView:
         payload_bytes_max=engine.config.payload_bytes_max,
         plain_bytes_max=engine.plain_bytes_max,
         coded=engine.shell.values.coded,
-        namespace=asked.caller.namespace,
+        namespace=session.caller.namespace,
     )
 
 
-@get(
-    "/v1/hints",
-    media_type=EVENT_STREAM,
-    tags=["operations"],
-    summary="Hear when to look again, as server-sent events",
+@routes.get(
+    "/hints", None, "Hear when to look again, as server-sent events", media_type=EVENT_STREAM
 )
 async def hints(
-    asked: InSession,
+    session: InSession,
     topics: Annotated[list[str], QueryParameter(name="topic", max_items=TOPICS_MAX)],
 ) -> ServerSentEvent:
     """`live` says whether hints arrive; each `hint` names a topic, and nothing of what happened."""
-    heard = [each for each in topics if await _may_hear(asked.engine, each)]
-    return events_of(asked, _hints(asked.engine, heard))
+    heard = [each for each in topics if await _may_hear(session.engine, each)]
+    return events_of(session, _hints(session.engine, heard))
 
 
 async def _may_hear(engine: Engine, topic: str) -> bool:
-    """Whether a topic is about nobody else: the others stay silent."""
+    """Whether the caller may see what the topic is about; others stay silent."""
     kind, _, uuid = topic.partition(":")
     if kind != "stream" or not isinstance(engine, ConfinedEngine):
         return True
@@ -202,10 +181,10 @@ async def _hints(engine: Engine, topics: Sequence[str]) -> AsyncIterator[ServerS
         for topic, listener in listeners.items()
     ]
     try:
-        told: bool | None = None
+        announced: bool | None = None
         while True:
-            if told is not (live := engine.store.hints_are_live):
-                told = live
+            if announced is not (live := engine.store.hints_are_live):
+                announced = live
                 yield ServerSentEventMessage(event="live", data=str(live).lower())
             with suppress(TimeoutError):
                 async with asyncio.timeout(LIVE_AGAIN_S):

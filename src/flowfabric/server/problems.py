@@ -1,4 +1,4 @@
-"""What goes wrong, as HTTP tells it.
+"""Errors as HTTP answers.
 
 Every error is a JSON object. `error` is for people and `code` for programs: it names the exact
 error, the one a program in Python would have caught. `kind` and `retryable` are there for
@@ -25,7 +25,7 @@ from flowfabric.outages import level_of
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S: Final = 1
-"""What clients are told to wait where nothing better is known."""
+"""How long clients should wait if nothing better is known."""
 _OWN_KINDS: Final = frozenset(
     {"execution_not_terminal", "max_replays_exhausted", "terminal", "flow_already_terminal"}
 )
@@ -43,14 +43,14 @@ _ALIASES: Final = {
     "last_event_id": "Last-Event-ID",
     "topics": "topic",
 }
-"""Parameters that cannot have their own name in Python or Litestar."""
+"""Parameters whose name on the wire cannot be used in Python or Litestar."""
 PATH_SHOWN_MAX: Final = 200
 _MEMBER: Final = re.compile("field `([^`]+)`")
 AnyRequest = Request[object, object, State]
 
 
 class JsonRequest(AnyRequest):
-    """A request whose body is refused if it cannot be read, whatever keeps it from being read."""
+    """A request whose unreadable body is refused as invalid JSON, whatever the cause."""
 
     async def json(self) -> object:
         try:
@@ -64,7 +64,7 @@ class JsonRequest(AnyRequest):
 
 
 HUNG_UP: Final = "client disconnected prematurely"
-"""What Litestar calls a server error, though nobody is there to be told of it."""
+"""Litestar calls this a server error, though the client has left."""
 R = TypeVar("R")
 
 
@@ -80,11 +80,11 @@ class Problem(Struct, omit_defaults=True, kw_only=True):
     limit_bytes: int | None = None
     route: str | None = None
     resume_after: str | None = None
-    """The cursor to go on from, where the log has lost the one that was given."""
+    """The cursor to continue from if the log no longer has the one given."""
 
 
 class Refused(Exception):
-    """What the server itself refuses, before the engine is asked."""
+    """A refusal by the server itself, before it asks the engine."""
 
     def __init__(
         self, status: int, problem: Problem, headers: dict[str, str] | None = None
@@ -98,13 +98,13 @@ def refuse(status: int, code: str, error: str, *, field: str | None = None) -> R
 
 
 UNREADABLE: Final = (UnicodeDecodeError, RecursionError)
-"""What reading JSON raises beside its own errors."""
+"""What reading JSON raises besides msgspec's own errors."""
 
 
 def unreadable(error: Exception) -> Refused:
     deep = isinstance(error, RecursionError)
-    told = "it is nested too deeply" if deep else f"it is not UTF-8 at byte {_place(error)}"
-    return refuse(400, "invalid_json", f"invalid JSON: {told}")
+    reason = "it is nested too deeply" if deep else f"it is not UTF-8 at byte {_place(error)}"
+    return refuse(400, "invalid_json", f"invalid JSON: {reason}")
 
 
 def _place(error: Exception) -> int:
@@ -112,10 +112,10 @@ def _place(error: Exception) -> int:
 
 
 def _out_of_range(body: bytes, error: msgspec.ValidationError) -> Refused:
-    """JSON with a number that nothing here can hold, which the error does not say where to find."""
-    told, _, _ = str(error).partition(" - at `")
+    """Refuses a number too large to hold; names its field, which the error does not."""
+    message, _, _ = str(error).partition(" - at `")
     field = _holding(body)
-    shown = f"{field}: {told}" if field else told
+    shown = f"{field}: {message}" if field else message
     return refuse(400, "invalid_json", f"invalid JSON: {shown}", field=field)
 
 
@@ -130,14 +130,14 @@ def _holding(body: bytes) -> str | None:
 
 
 def check_is_json(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse a body that says of itself that it is something else, or packed."""
+    """Refuse a body whose headers say that it is not JSON, or compressed."""
     given = {name: value.decode("latin-1").strip().lower() for name, value in headers}
     if given.get(b"content-type", "").partition(";")[0].strip() != "application/json":
-        told = "Content-Type: must be application/json"
-        raise refuse(415, "unsupported_media_type", told, field="content-type")
+        message = "Content-Type: must be application/json"
+        raise refuse(415, "unsupported_media_type", message, field="content-type")
     if given.get(b"content-encoding", "identity") != "identity":
-        told = "Content-Encoding: must be left out; the body is taken as it is"
-        raise refuse(415, "unsupported_media_type", told, field="content-encoding")
+        message = "Content-Encoding: must be left out; the body is taken as it is"
+        raise refuse(415, "unsupported_media_type", message, field="content-encoding")
 
 
 def problem_of(error: FlowFabricError) -> tuple[int, Problem]:
@@ -173,7 +173,7 @@ def _kind_of(error: FlowFabricError) -> str:
 
 
 def headers_of(status: int, error: Exception | None = None) -> dict[str, str]:
-    """When to ask again, of an answer that says so."""
+    """When to retry, for statuses that say so."""
     if status not in (429, 503):
         return {}
     after_s = RETRY_AFTER_S
@@ -183,13 +183,13 @@ def headers_of(status: int, error: Exception | None = None) -> dict[str, str]:
 
 
 def shown(error: FlowFabricError) -> FlowFabricError:
-    """The error as callers may know it: where the database is, only the log says."""
+    """The error as callers may see it: only the log says where the database is."""
     if not isinstance(error, errors.Transport):
         return error
     logger.log(level_of(error), "the database failed: %s", error)
-    told = "it failed or cannot be reached; the server's log says more"
+    message = "it failed or cannot be reached; the server's log says more"
     return errors.Transport(
-        error.backend, told, kind=error.kind, may_have_happened=error.may_have_happened
+        error.backend, message, kind=error.kind, may_have_happened=error.may_have_happened
     )
 
 
@@ -213,7 +213,7 @@ def on_refusal(_request: AnyRequest, error: Refused) -> Response[Problem]:
 
 
 def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem]:
-    """What Litestar itself refuses: routes, methods, bodies, parameters."""
+    """Refusals by Litestar itself: routes, methods, bodies, parameters."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SerializationException | msgspec.MsgspecError):
@@ -225,16 +225,16 @@ def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem
     code = _BY_STATUS.get(status, "invalid_input" if status < 500 else "internal_error")
     if status >= 500:
         return on_bug(request, error)
-    told = _no_route(request, error) if status in (404, 405) else _told(error)
-    problem = Problem(error=told, code=code, field=_field_of(error))
+    message = _no_route(request, error) if status in (404, 405) else _message(error)
+    problem = Problem(error=message, code=code, field=_field_of(error))
     return respond(status, problem, error.headers)
 
 
 def _no_route(request: AnyRequest, error: HTTPException) -> str:
-    asked = f"{request.method} {visible(request.scope['path'][:PATH_SHOWN_MAX])}"
-    told = {name.lower(): value for name, value in (error.headers or {}).items()}
-    allowed = ", ".join(sorted(told.get("allow", "").split(", ")))
-    return f"there is no route {asked}" + (f"; the path takes {allowed}" if allowed else "")
+    route = f"{request.method} {visible(request.scope['path'][:PATH_SHOWN_MAX])}"
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+    allowed = ", ".join(sorted(headers.get("allow", "").split(", ")))
+    return f"there is no route {route}" + (f"; the path takes {allowed}" if allowed else "")
 
 
 def on_bug(request: AnyRequest, error: Exception) -> Response[Problem]:
@@ -245,7 +245,7 @@ def on_bug(request: AnyRequest, error: Exception) -> Response[Problem]:
 
 
 def _unreadable(error: BaseException) -> Response[Problem]:
-    """JSON that cannot be read, JSON of another shape, or a bad value in path or query."""
+    """Unreadable JSON, JSON of the wrong shape, or a bad value in path or query."""
     if not isinstance(error, msgspec.ValidationError):
         if not isinstance(error.__cause__, msgspec.ValidationError):
             return respond(400, Problem(error=f"invalid JSON: {error}", code="invalid_json"))
@@ -260,14 +260,14 @@ def _unreadable(error: BaseException) -> Response[Problem]:
 
 
 def misshapen(text: str, within: str) -> Problem:
-    """JSON of another shape, by the member that is to blame: wrong, missing or not known."""
-    told = f"{within}: {text}" if within else text
+    """JSON of the wrong shape; names the member that is wrong, missing or unknown."""
+    message = f"{within}: {text}" if within else text
     named = _MEMBER.search(text)
     field = ".".join(each for each in (within, named and named[1]) if each)
-    return Problem(error=f"invalid JSON: {told}", code="invalid_json", field=field or None)
+    return Problem(error=f"invalid JSON: {message}", code="invalid_json", field=field or None)
 
 
-def _told(error: HTTPException) -> str:
+def _message(error: HTTPException) -> str:
     extra = error.extra
     if isinstance(extra, list) and extra and isinstance(extra[0], dict):
         return "; ".join(f"{each.get('key', 'request')}: {each.get('message')}" for each in extra)

@@ -1,23 +1,28 @@
-"""Routes as this server declares them: each may answer with any of the problems below."""
+"""Routes as this server declares them: each names its scope, and may answer with any problem."""
 
-from functools import partial
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial, wraps
+from typing import Final, TypedDict, TypeVar, Unpack
 
 import litestar
 import msgspec
-from litestar import Response
+from litestar import Response, Router
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import ResponseSpec
+from litestar.openapi.spec import Operation
 from litestar.types import Serializer
 from msgspec import Struct
 
+from flowfabric.core.tokens import Scope
 from flowfabric.server import wire
+from flowfabric.server.access import Session
 from flowfabric.server.problems import Problem
 
 T = TypeVar("T")
 
 
 class JsonAnswer(Response[T]):
-    """An answer in JSON, also where it is text alone."""
+    """An answer in JSON, even if it is only a string."""
 
     def __init__(
         self, content: T, *, status_code: int = 200, headers: dict[str, str] | None = None
@@ -31,13 +36,13 @@ class JsonAnswer(Response[T]):
 
 
 def answer(result: Struct, *, new: bool = False) -> JsonAnswer[wire.Tagged]:
-    """What an operation has answered, under its name; 201 if it was created."""
+    """The result of an operation under its name; 201 if it has created something."""
     return JsonAnswer(wire.tagged(result), status_code=201 if new else 200)
 
 
 PROBLEMS: Final = {
-    status: ResponseSpec(Problem, description=told, generate_examples=False)
-    for status, told in {
+    status: ResponseSpec(Problem, description=description, generate_examples=False)
+    for status, description in {
         400: "The request is wrong.",
         401: "No token, or an invalid token.",
         403: "The token does not allow this.",
@@ -56,16 +61,76 @@ PROBLEMS: Final = {
 }
 
 
-def also(status: int, told: str, kind: type | None = None) -> dict[int, ResponseSpec]:
+def also(status: int, description: str, kind: type | None = None) -> dict[int, ResponseSpec]:
     """Another success beside the usual one, and all problems."""
-    spec = ResponseSpec(kind, description=told, generate_examples=False)
+    spec = ResponseSpec(kind, description=description, generate_examples=False)
     return {**PROBLEMS, status: spec}
 
 
-EXISTED: Final = also(200, "It was there already.", dict)
+class Successes(TypedDict, total=False):
+    status_code: int
+    """200 unless given, whatever the method."""
+    responses: Mapping[int, ResponseSpec]
 
-get = partial(litestar.get, responses=PROBLEMS)
-post = partial(litestar.post, responses=PROBLEMS)
-put = partial(litestar.put, responses=PROBLEMS)
-patch = partial(litestar.patch, responses=PROBLEMS)
-delete = partial(litestar.delete, responses=PROBLEMS)
+
+class RouteOptions(Successes, total=False):
+    """What few routes need beside path, scope and summary."""
+
+    media_type: str
+    opt: Mapping[str, object]
+    security: Sequence[dict[str, list[str]]]
+    operation_class: type[Operation]
+
+
+CREATES: Final[Successes] = {
+    "status_code": 201,
+    "responses": also(200, "It was there already.", dict),
+}
+Method = Callable[..., HTTPRouteHandler]
+Handler = Callable[..., Awaitable[object]]
+
+
+class Routes:
+    """The routes of a noun. Decorating a handler adds it.
+
+    Every route says which scope its callers need; `None` leaves that to the handler.
+    """
+
+    def __init__(self, path: str, tag: str) -> None:
+        self._path, self._tag = path, tag
+        self._handlers: list[HTTPRouteHandler] = []
+        self.get = partial(self._add, litestar.get)
+        self.post = partial(self._add, litestar.post)
+        self.put = partial(self._add, litestar.put)
+        self.patch = partial(self._add, litestar.patch)
+        self.delete = partial(self._add, litestar.delete)
+
+    def router(self) -> Router:
+        return Router(self._path, tags=[self._tag], route_handlers=self._handlers)
+
+    def _add(
+        self,
+        method: Method,
+        path: str | list[str],
+        scope: Scope | None,
+        summary: str,
+        **options: Unpack[RouteOptions],
+    ) -> Callable[[Handler], HTTPRouteHandler]:
+        def declare(handler: Handler) -> HTTPRouteHandler:
+            usual: Successes = {"status_code": 200, "responses": PROBLEMS}
+            declared = method(path, summary=summary, **{**usual, **options})
+            self._handlers.append(declared(handler if scope is None else _scoped(handler, scope)))
+            return self._handlers[-1]
+
+        return declare
+
+
+def _scoped(handler: Handler, scope: Scope) -> Handler:
+    """The handler for callers that have the scope. Bodies are read before it is checked."""
+
+    @wraps(handler)
+    async def checked(*, session: Session, **given: object) -> object:
+        session.caller.check(scope)
+        return await handler(session=session, **given)
+
+    return checked

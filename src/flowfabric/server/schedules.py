@@ -1,17 +1,17 @@
 """Schedules over HTTP: defined, read, paused, run out of turn and removed."""
 
 import msgspec
-from litestar import Router
 from litestar.params import FromPath, JSONBody
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, Struct
 
 from flowfabric.core import schedules
 from flowfabric.core.tokens import Scope
-from flowfabric.errors import NotFound
 from flowfabric.server import lists, wire
-from flowfabric.server.access import InSession
+from flowfabric.server.access import InSession, existing
 from flowfabric.server.executions import LARGE_BODY
-from flowfabric.server.routing import JsonAnswer, also, answer, delete, get, post, put
+from flowfabric.server.routing import JsonAnswer, Routes, also, answer
+
+routes = Routes("/v1/schedules", "schedules")
 
 
 class ScheduleBody(wire.StrictBody, kw_only=True):
@@ -64,16 +64,17 @@ class ScheduleList(lists.Page, kw_only=True):
     schedules: list[ScheduleView]
 
 
-@get("/", summary="List schedules")
+@routes.get("/", Scope.READ, "List schedules")
 async def list_schedules(
-    asked: InSession,
+    session: InSession,
     namespace: lists.InNamespace = None,
     cursor: lists.AfterCursor = None,
     limit: lists.PageLimit = lists.PAGE,
 ) -> ScheduleList:
-    asked.allow(Scope.READ)
-    page = await asked.engine.list_schedules(
-        namespace=asked.caller.namespace_for(namespace), cursor=lists.read_pair(cursor), limit=limit
+    page = await session.engine.list_schedules(
+        namespace=session.caller.namespace_for(namespace),
+        cursor=lists.read_pair(cursor),
+        limit=limit,
     )
     return ScheduleList(
         schedules=[_schedule(each) for each in page.schedules],
@@ -81,24 +82,24 @@ async def list_schedules(
     )
 
 
-@put(
+@routes.put(
     "/{id:str}",
+    Scope.SUBMIT,
+    "Have a schedule as defined",
     opt=LARGE_BODY,
     responses=also(201, "It is new.", ScheduleView),
-    summary="Have a schedule as defined",
 )
 async def define(
-    id: FromPath[str],  # noqa: A002
+    id: FromPath[str],
     data: JSONBody[ScheduleBody],
-    asked: InSession,
+    session: InSession,
     namespace: lists.InNamespace = None,
 ) -> JsonAnswer[ScheduleView]:
     """Safe to repeat: unchanged timing keeps its next due time, and a pause goes on."""
-    asked.allow(Scope.SUBMIT)
     payload, encoding = wire.read_bytes(
         "input", data.input_payload, data.input_base64, data.input_json
     )
-    defined = await asked.engine.upsert_schedule(
+    defined = await session.engine.upsert_schedule(
         schedules.ScheduleDefinition(
             schedule_id=id,
             execution_kind=data.execution_kind,
@@ -106,7 +107,7 @@ async def define(
             every_ms=data.every_ms,
             timezone=data.timezone,
             catch_up=data.catch_up,
-            namespace=lists.owner(asked, namespace),
+            namespace=session.caller.own_namespace(namespace),
             lane_id=data.lane_id,
             input_payload=payload or b"",
             payload_encoding=data.payload_encoding or encoding,
@@ -119,86 +120,59 @@ async def define(
     return JsonAnswer(_schedule(defined.schedule), status_code=status)
 
 
-@get("/{id:str}", summary="Read a schedule")
+@routes.get("/{id:str}", Scope.READ, "Read a schedule")
 async def read_schedule(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-    namespace: lists.InNamespace = None,
+    id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
-    asked.allow(Scope.READ)
-    found = await asked.engine.describe_schedule(id, namespace=lists.owner(asked, namespace))
-    if found is None:
-        raise NotFound("schedule", id)
-    return _schedule(found)
+    found = await session.engine.describe_schedule(
+        id, namespace=session.caller.own_namespace(namespace)
+    )
+    return _schedule(existing(found, "schedule", id))
 
 
-@post("/{id:str}/pause", status_code=200, summary="Pause it")
+@routes.post("/{id:str}/pause", Scope.OPERATE, "Pause it")
 async def pause_schedule(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-    namespace: lists.InNamespace = None,
+    id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
     """Due times pass without effect until it is resumed."""
-    asked.allow(Scope.OPERATE)
-    return _schedule(await asked.engine.pause_schedule(id, namespace=lists.owner(asked, namespace)))
-
-
-@post("/{id:str}/resume", status_code=200, summary="Resume it")
-async def resume_schedule(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-    namespace: lists.InNamespace = None,
-) -> ScheduleView:
-    """It goes on with the next due time."""
-    asked.allow(Scope.OPERATE)
     return _schedule(
-        await asked.engine.resume_schedule(id, namespace=lists.owner(asked, namespace))
+        await session.engine.pause_schedule(id, namespace=session.caller.own_namespace(namespace))
     )
 
 
-@post("/{id:str}/run", status_code=201, summary="Run it now")
+@routes.post("/{id:str}/resume", Scope.OPERATE, "Resume it")
+async def resume_schedule(
+    id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
+) -> ScheduleView:
+    """It goes on with the next due time."""
+    return _schedule(
+        await session.engine.resume_schedule(id, namespace=session.caller.own_namespace(namespace))
+    )
+
+
+@routes.post("/{id:str}/run", Scope.SUBMIT, "Run it now", status_code=201)
 async def run_schedule(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-    namespace: lists.InNamespace = None,
+    id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> JsonAnswer[wire.Tagged]:
     """Out of turn; due times are not affected."""
-    asked.allow(Scope.SUBMIT)
-    owner = lists.owner(asked, namespace)
-    return answer(await asked.engine.trigger_schedule(id, namespace=owner), new=True)
+    owner = session.caller.own_namespace(namespace)
+    return answer(await session.engine.trigger_schedule(id, namespace=owner), new=True)
 
 
-@delete("/{id:str}", status_code=200, summary="Remove a schedule")
+@routes.delete("/{id:str}", Scope.SUBMIT, "Remove a schedule")
 async def remove_schedule(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
-    namespace: lists.InNamespace = None,
+    id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
     """What it has created stays."""
-    asked.allow(Scope.SUBMIT)
     return _schedule(
-        await asked.engine.remove_schedule(id, namespace=lists.owner(asked, namespace))
+        await session.engine.remove_schedule(id, namespace=session.caller.own_namespace(namespace))
     )
 
 
 def _schedule(found: schedules.Schedule) -> ScheduleView:
-    fields = structs.asdict(found) | {
-        "policy": msgspec.json.decode(found.policy),
-        "tags": msgspec.json.decode(found.tags),
-    }
-    return ScheduleView(**{name: fields[name] for name in ScheduleView.__struct_fields__})
-
-
-routes = Router(
-    path="/v1/schedules",
-    tags=["schedules"],
-    route_handlers=[
-        list_schedules,
-        define,
-        read_schedule,
-        pause_schedule,
-        resume_schedule,
-        run_schedule,
-        remove_schedule,
-    ],
-)
+    return wire.view_of(
+        ScheduleView,
+        found,
+        policy=msgspec.json.decode(found.policy),
+        tags=msgspec.json.decode(found.tags),
+    )

@@ -24,10 +24,10 @@ from flowfabric.server.problems import Problem
 DRAIN_S: Final = 30
 KEEP_ALIVE_S: Final = 75
 HEADERS_S: Final = 20.0
-"""How long a connection may take for the head of a request, once it has begun."""
+"""How long a connection may take to send the head of a request."""
 
 GATHERED_MAX: Final = 65_536
-"""Bytes of answers that are sent before the turn ends."""
+"""Bytes after which an answer is sent before the turn of the event loop ends."""
 
 EngineOpener = Callable[[], AbstractAsyncContextManager[Engine]]
 
@@ -37,25 +37,25 @@ class Listening(Struct, frozen=True, kw_only=True):
     port: int = 9090
     drain_s: int = DRAIN_S
     reconciles: bool = True
-    """Whether this process also does what time makes due."""
+    """Whether this process also runs the reconcilers."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses of proxies that are believed who they ask for (`X-Forwarded-For`)."""
+    """Proxies whose `X-Forwarded-For` header is trusted."""
 
     @property
     def is_local(self) -> bool:
         return is_local(f"[{self.host}]" if ":" in self.host else self.host)
 
     def takes(self, insecure: bool) -> Anybody:
-        """When it takes callers without a token: never from elsewhere, unless told."""
+        """When callers need no token: never from elsewhere, unless `insecure`."""
         if insecure:
             return "always"
         return "without_tokens" if self.is_local else "never"
 
 
 class Gathering(asyncio.Transport):
-    """Sends at once what is written in one turn of the event loop: a head with its body.
+    """Sends together what is written in one turn of the event loop: a head with its body.
 
-    Sending costs more than all that uvicorn does for a request.
+    One send costs more than everything else uvicorn does for a request.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -96,7 +96,7 @@ class Gathering(asyncio.Transport):
 
 
 class Impatient(H11Protocol):
-    """Gives connections up that take too long to say what they ask for."""
+    """Closes connections that take too long to send the head of a request."""
 
     _giving_up: asyncio.TimerHandle | None = None
 
@@ -110,7 +110,7 @@ class Impatient(H11Protocol):
         self._expect()
 
     def send_400_response(self, msg: str) -> None:
-        """As every other refusal: in JSON."""
+        """Refuse in JSON, like every other refusal."""
         body = msgspec.json.encode(
             Problem(error=f"this is no HTTP request: {msg}", code="bad_http")
         )
@@ -146,7 +146,7 @@ def _is_answering(cycle: RequestResponseCycle | None) -> bool:
 
 
 class Draining(uvicorn.Server):
-    """Lets go of requests that wait as soon as it is told to stop, and then of the others."""
+    """When told to stop, ends requests that wait at once, and then finishes the others."""
 
     def __init__(self, config: uvicorn.Config, app: Litestar) -> None:
         super().__init__(config)
@@ -160,12 +160,12 @@ class Draining(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        # They would be raised again, and end the process as if it had not stopped by itself.
+        # Uvicorn would raise them again and end the process as if it had been killed.
         self._captured_signals.clear()
 
 
 async def check_guarded(connect: EngineOpener, listening: Listening, *, insecure: bool) -> None:
-    """Refuse to let anybody in from elsewhere."""
+    """Refuse to listen to other machines while there are no tokens."""
     if listening.is_local or insecure:
         return
     async with connect() as engine:
@@ -179,7 +179,7 @@ async def check_guarded(connect: EngineOpener, listening: Listening, *, insecure
 
 
 async def serve(connect: EngineOpener, listening: Listening, config: ServerConfig) -> bool:
-    """Serve until a signal says stop; whether it ever began to."""
+    """Serve until a signal says stop; return whether it ever started."""
     app = create_app(with_reconcilers(connect) if listening.reconciles else connect, config)
     settings = uvicorn.Config(
         app,
@@ -209,7 +209,7 @@ async def serve(connect: EngineOpener, listening: Listening, config: ServerConfi
 
 
 def with_reconcilers(connect: EngineOpener) -> EngineOpener:
-    """The same engine, with what time makes due done in the background."""
+    """The same engine, with reconcilers running in the background."""
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Engine]:

@@ -1,15 +1,14 @@
 """Streams and events over HTTP: page by page, by long poll, and as server-sent events.
 
-A stream of server-sent events can be picked up where it broke off: each event has a cursor for
-its id, which browsers send back as `Last-Event-ID`. A slow reader holds one page, and
-delays no other.
+A stream of server-sent events can be resumed where it broke off: the id of each event is a cursor,
+which browsers send back as `Last-Event-ID`. A slow reader holds one page in memory and delays
+no other reader.
 """
 
 from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
 import msgspec
-from litestar import Router
 from litestar.params import FromPath, FromQuery, HeaderParameter, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import Struct
@@ -19,26 +18,28 @@ from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, Visibility
 from flowfabric.core.tokens import Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Told
-from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.errors import FlowFabricError
 from flowfabric.feed import NOW, position_of
 from flowfabric.run import Endings
 from flowfabric.server import wire
-from flowfabric.server.access import InSession, Session
+from flowfabric.server.access import InSession, Session, existing
 from flowfabric.server.executions import split_tag
 from flowfabric.server.problems import problem_of, refuse
-from flowfabric.server.routing import JsonAnswer, get
+from flowfabric.server.routing import JsonAnswer, Routes
 from flowfabric.streams import Follower, Frame
 
+routes = Routes("/v1/executions", "streams")
+log = Routes("/v1", "events")
 EVENT_STREAM: Final = "text/event-stream"
 READ_LIMIT: Final = 100
 TAIL_LIMIT: Final = 50
 LIMIT_MAX: Final = 1_000
 RECONNECT_MS: Final = 1_000
 PING_S: Final = 15.0
-"""How often a stream that has nothing to say shows that it is alive."""
+"""How often an idle stream shows that it is alive."""
 PING: Final = ServerSentEventMessage(data=None, comment="ping")
 RECONNECT: Final = ServerSentEventMessage(event="reconnect", data="{}", retry=RECONNECT_MS)
-"""The last event of a server that stops. Browsers come back by themselves, to another one."""
+"""The last event of a server that stops. Browsers reconnect on their own, to another one."""
 
 
 class WireSummary(Struct, frozen=True, kw_only=True):
@@ -56,24 +57,25 @@ def check_limit(limit: int, how: str) -> None:
     if limit < 1:
         raise refuse(400, "invalid_input", "limit must be >= 1", field="limit")
     if limit > LIMIT_MAX:
-        told = f"limit exceeds REST ceiling {LIMIT_MAX}; paginate via {how} for larger spans"
-        raise refuse(400, "invalid_input", told, field="limit")
+        message = f"limit exceeds REST ceiling {LIMIT_MAX}; paginate via {how} for larger spans"
+        raise refuse(400, "invalid_input", message, field="limit")
 
 
-@get("/{id:str}/attempts/{attempt:str}/stream", summary="Read what an attempt has emitted")
+@routes.get(
+    "/{id:str}/attempts/{attempt:str}/stream", Scope.READ, "Read what an attempt has emitted"
+)
 async def read(
-    id: FromPath[str],  # noqa: A002
+    id: FromPath[str],
     attempt: FromPath[int],
-    asked: InSession,
+    session: InSession,
     from_cursor: Annotated[str, QueryParameter(name="from")] = "start",
     to_cursor: Annotated[str, QueryParameter(name="to")] = "end",
     limit: FromQuery[int] = READ_LIMIT,
     visibility: FromQuery[str] = Visibility.ALL,
 ) -> JsonAnswer[wire.WireFrames]:
-    asked.allow(Scope.READ)
     check_limit(limit, "from/to")
-    page = await asked.engine.read_stream(
-        await asked.find(id),
+    page = await session.engine.read_stream(
+        await session.find(id),
         attempt,
         from_cursor=from_cursor,
         to_cursor=to_cursor,
@@ -83,44 +85,36 @@ async def read(
     return JsonAnswer(_shown(page))
 
 
-@get("/{id:str}/attempts/{attempt:str}/summary", summary="Read what an attempt has summed up")
+@routes.get(
+    "/{id:str}/attempts/{attempt:str}/summary", Scope.READ, "Read what an attempt has summed up"
+)
 async def read_summary(
-    id: FromPath[str],  # noqa: A002
-    attempt: FromPath[int],
-    asked: InSession,
+    id: FromPath[str], attempt: FromPath[int], session: InSession
 ) -> JsonAnswer[WireSummary]:
-    asked.allow(Scope.READ)
-    found = await asked.engine.read_summary(await asked.find(id), attempt)
-    if found is None:
-        raise NotFound("summary", f"{id}, attempt {attempt}")
-    return JsonAnswer(
-        WireSummary(
-            summary=msgspec.Raw(found.document),
-            version=found.version,
-            first_applied_ms=found.first_applied_ms,
-            last_updated_ms=found.last_updated_ms,
-        )
-    )
+    summary = await session.engine.read_summary(await session.find(id), attempt)
+    found = existing(summary, "summary", f"{id}, attempt {attempt}")
+    return JsonAnswer(wire.view_of(WireSummary, found, summary=msgspec.Raw(found.document)))
 
 
-@get("/{id:str}/attempts/{attempt:str}/stream/tail", summary="Wait for what an attempt emits")
+@routes.get(
+    "/{id:str}/attempts/{attempt:str}/stream/tail", Scope.READ, "Wait for what an attempt emits"
+)
 async def tail(
-    id: FromPath[str],  # noqa: A002
+    id: FromPath[str],
     attempt: FromPath[int],
-    asked: InSession,
+    session: InSession,
     after: FromQuery[str] = "0-0",
     block_ms: FromQuery[int] = 0,
     limit: FromQuery[int] = TAIL_LIMIT,
     visibility: FromQuery[str] = Visibility.ALL,
 ) -> JsonAnswer[wire.WireFrames]:
-    asked.allow(Scope.READ)
     check_limit(limit, "after")
     if not 0 <= block_ms <= BLOCK_MS_MAX:
-        told = f"block_ms exceeds {BLOCK_MS_MAX}ms ceiling"
-        raise refuse(400, "invalid_input", told, field="block_ms")
-    execution_id = await asked.find(id)
-    page = await asked.wait(
-        asked.engine.tail_stream(
+        message = f"block_ms exceeds {BLOCK_MS_MAX}ms ceiling"
+        raise refuse(400, "invalid_input", message, field="block_ms")
+    execution_id = await session.find(id)
+    page = await session.wait(
+        session.engine.tail_stream(
             execution_id,
             attempt,
             after=after,
@@ -132,40 +126,35 @@ async def tail(
     return JsonAnswer(_shown(page))
 
 
-@get(
+@routes.get(
     "/{id:str}/stream",
+    Scope.READ,
+    "Follow what an execution emits, as server-sent events",
     media_type=EVENT_STREAM,
-    summary="Follow what an execution emits, as server-sent events",
 )
 async def follow(
-    id: FromPath[str],  # noqa: A002
-    asked: InSession,
+    id: FromPath[str],
+    session: InSession,
     after: FromQuery[str] = "start",
     last_event_id: LastEventId = None,
 ) -> ServerSentEvent:
     """Ends with an event `end` when the execution has ended. `superseded` takes back."""
-    asked.allow(Scope.READ)
-    execution_id = await asked.find(id)
-    if await asked.engine.read_execution_state(execution_id) is None:
-        raise NotFound("execution", id)
+    execution_id = await session.find_existing(id)
 
     async def here() -> tuple[Engine, Endings]:
-        return asked.engine, asked.endings
+        return session.engine, session.endings
 
     follower = Follower(
         here, execution_id, after=last_event_id or after, superseded=False, live=True
     )
-    return events_of(asked, _frames(follower))
+    return events_of(session, _frames(follower))
 
 
-@get(
-    "/v1/events",
-    media_type=EVENT_STREAM,
-    tags=["events"],
-    summary="Follow what happens, as server-sent events",
+@log.get(
+    "/events", Scope.READ, "Follow what happens, as server-sent events", media_type=EVENT_STREAM
 )
 async def events(
-    asked: InSession,
+    session: InSession,
     after: FromQuery[str] = "",
     last_event_id: LastEventId = None,
     namespace: FromQuery[str | None] = None,
@@ -178,42 +167,41 @@ async def events(
 
     A cursor that the log does not know is 409, with the one to go on from as `resume_after`.
     """
-    asked.allow(Scope.READ)
-    subscription = await asked.engine.subscribe_events(
+    subscription = await session.engine.subscribe_events(
         after=position_of(last_event_id or after or NOW),
-        namespace=asked.caller.namespace_for(namespace),
+        namespace=session.caller.namespace_for(namespace),
         category=category,
-        execution_id=None if execution_id is None else await asked.find(execution_id),
+        execution_id=None if execution_id is None else await session.find(execution_id),
         kind=kind,
         tag=None if tag is None else split_tag(tag),
     )
 
     await subscription.check()
 
-    async def told() -> AsyncIterator[ServerSentEventMessage]:
+    async def messages() -> AsyncIterator[ServerSentEventMessage]:
         async for each in subscription:
             yield _event(each)
 
-    return events_of(asked, told())
+    return events_of(session, messages())
 
 
-def events_of(asked: Session, messages: AsyncIterator[ServerSentEventMessage]) -> ServerSentEvent:
-    """Messages as server-sent events, for as long as the server serves and the caller may ask."""
-    told = asked.waiting.each(
+def events_of(session: Session, messages: AsyncIterator[ServerSentEventMessage]) -> ServerSentEvent:
+    """Messages as server-sent events, until the server stops or the caller's token is revoked."""
+    stream = session.waiting.each(
         _with_problems(messages),
-        asked.check,
-        asked.caller.token_id,
+        session.check,
+        session.caller.token_id,
         idle_s=PING_S,
         ping=PING,
         last=RECONNECT,
     )
-    return ServerSentEvent(told)
+    return ServerSentEvent(stream)
 
 
 async def _with_problems(
     messages: AsyncIterator[ServerSentEventMessage],
 ) -> AsyncIterator[ServerSentEventMessage]:
-    """The messages; what goes wrong once the answer has begun is the last of them."""
+    """The messages; an error after the answer has begun becomes the last one."""
     try:
         async for each in messages:
             yield each
@@ -222,9 +210,11 @@ async def _with_problems(
         yield ServerSentEventMessage(event="problem", data=msgspec.json.encode(problem).decode())
 
 
-def _event(told: Told) -> ServerSentEventMessage:
+def _event(entry: Told) -> ServerSentEventMessage:
     return ServerSentEventMessage(
-        id=told.cursor, event=told.event.event_type, data=msgspec.json.encode(told.event).decode()
+        id=entry.cursor,
+        event=entry.event.event_type,
+        data=msgspec.json.encode(entry.event).decode(),
     )
 
 
@@ -278,8 +268,3 @@ def _fields(frame: tails.StreamFrame) -> dict[str, str]:
         "ttl_ms": frame.ttl_ms,
     }
     return {name: str(value) for name, value in fields.items() if value is not None}
-
-
-routes = Router(
-    path="/v1/executions", tags=["streams"], route_handlers=[read, read_summary, tail, follow]
-)

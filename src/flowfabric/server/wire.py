@@ -1,25 +1,26 @@
-"""What travels: bodies of requests, and how the engine's answers look in JSON.
+"""Bodies of requests, and the engine's answers in JSON.
 
-Results of operations are tagged by their name from outside, `{"Created": {…}}`, and those
-without fields are the name alone, as clients of the reference's server expect them. Bytes are
-arrays of numbers there; beside them this server takes JSON and base64. What the reference's
-clients have to send and this server finds out by itself (`now`, `partition_id`) is ignored.
+The result of an operation is an object under its name, `{"Created": {…}}`, or only the name if it
+has no fields, as clients of the reference's server expect. They send bytes as arrays of numbers;
+this server also accepts JSON and base64. It ignores what those clients have to send although the
+server knows it (`now`, `partition_id`).
 """
 
 import base64
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, structs
 
 from flowfabric.core.checks import JSON
-from flowfabric.core.flow_joins import Dependency, EdgeDependencyPolicy
+from flowfabric.core.flow_joins import EdgeDependencyPolicy, Join
 from flowfabric.server.problems import refuse, unreadable
 
 Octet = Annotated[int, Meta(ge=0, le=255)]
 Octets = list[Octet]
 Tagged = dict[str, dict[str, object]] | str
 """The name of what happened, with its fields."""
+S = TypeVar("S", bound=Struct)
 
 
 def tagged(result: Struct) -> Tagged:
@@ -29,13 +30,19 @@ def tagged(result: Struct) -> Tagged:
     return {name: fields} if fields else name
 
 
+def view_of(kind: type[S], source: Struct, /, **others: object) -> S:
+    """A view with the fields of its source, except for `others`, which it shows differently."""
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    return kind(**{name: getattr(source, name) for name in names}, **others)
+
+
 def read_bytes(
     field: str,
     octets: Octets | None,
     as_base64: str | None,
     as_json: object,
 ) -> tuple[bytes | None, str | None]:
-    """Bytes that a request carries in one of three forms, and their encoding if it follows."""
+    """Bytes that a request carries in one of three forms, and their encoding if that implies it."""
     if (octets is not None) + (as_base64 is not None) + (as_json is not UNSET) > 1:
         raise refuse(
             400, "invalid_input", f"{field}: send it in one form, not several", field=field
@@ -55,12 +62,13 @@ def read_bytes(
 
 
 class StrictBody(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a request of ours carries. A member that it does not know is refused: a slip in the
-    name of `expires_in_ms` would be noticed too late. The reference's clients send others."""
+    """The body of one of our own requests. Unknown members are refused, because a typo in
+    `expires_in_ms` would go unnoticed. Requests of the reference are lenient: its clients send
+    extra members."""
 
 
 class CreateExecution(Struct, kw_only=True):
-    """A submission. Only `execution_kind` has to be there."""
+    """A submission. Only `execution_kind` is required."""
 
     execution_kind: str
     execution_id: str | None = None
@@ -186,7 +194,7 @@ class CreateToken(StrictBody, kw_only=True):
 
 
 class TokenView(Struct, kw_only=True, omit_defaults=True):
-    """A token without what would let anybody in."""
+    """A token without its secret."""
 
     token_id: str
     name: str
@@ -235,11 +243,9 @@ class WireFrames(Struct, kw_only=True, omit_defaults=True):
     closed_reason: str | None = None
 
 
-class NewJoin(StrictBody, kw_only=True):
+class NewJoin(Join, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one member waits for, and when it has waited enough."""
 
-    downstream_execution_id: str
-    dependencies: list[Dependency]
     policy: EdgeDependencyPolicy | None = None
 
 

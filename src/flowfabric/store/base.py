@@ -16,8 +16,8 @@ under "Invariants".
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Protocol, Self, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, Self, TypeVar, overload
 
 from msgspec import Struct
 
@@ -40,6 +40,49 @@ Parameter = (
 )
 Row = Mapping[str, Value]
 Key = tuple[str | int, ...]
+
+
+class FetchedRow(Protocol):
+    """A row as a driver has it: its values, in the order of the columns."""
+
+    def __iter__(self) -> Iterator[object]: ...
+
+    def items(self) -> Iterable[tuple[str, Value]]: ...
+
+
+class FetchedRows(Sequence[Row]):
+    """Rows of a driver, each made a mapping only when somebody looks at it.
+
+    For a wide row that costs several times what reading its values does: see `tuples_of`.
+    """
+
+    def __init__(self, rows: Sequence[FetchedRow]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> "FetchedRows": ...
+    def __getitem__(self, place: int | slice) -> "Row | FetchedRows":
+        if isinstance(place, slice):
+            return FetchedRows(self._rows[place])
+        return dict(self._rows[place].items())
+
+    def __iter__(self) -> Iterator[Row]:
+        return (dict(row.items()) for row in self._rows)
+
+    def tuples(self) -> list[tuple[object, ...]]:
+        return [tuple(row) for row in self._rows]
+
+
+def tuples_of(rows: Sequence[Row]) -> list[tuple[object, ...]]:
+    """The values of rows, in the order of the statement's columns."""
+    if isinstance(rows, FetchedRows):
+        return rows.tuples()
+    return [tuple(row.values()) for row in rows]
 
 
 class UniqueViolation(Exception):
@@ -293,11 +336,12 @@ class Store(Protocol):
     ) -> Sequence[Row]:
         """Run the statement `sql/<name>.sql` as a transaction of its own, in one round trip.
 
-        Once it has committed, those who wait for `topics` are woken.
+        Once it has committed, those who wait for `topics` are woken, and for those it returns in
+        a column `topic`. No row says that nothing was done.
         It returns numbers, texts and bytes; uuids are cast to text in the file.
         A file for SQLite may hold several statements, separated by lines `-- next`;
-        the rows are those of the last one. One after `-- next, for each row` runs for each
-        row of the lists it names.
+        the rows are those of the last one. `given('results', 3)` is there the fourth value of
+        a list.
         """
         ...
 

@@ -8,7 +8,7 @@ Everything here runs on one event loop.
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Self
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,15 @@ POLLS_PER_IDLE_TIME: Final = 8
 
 
 LOOKS_PER_IDLE_TIME: Final = 4
+
+
+TOPIC: Final = "topic"
+"""The column in which a statement says whom else to wake."""
+
+
+def topics_in(rows: Sequence[Mapping[str, object]]) -> set[str]:
+    """What a statement has found to be hinted at, if it looks for that."""
+    return {str(row[TOPIC]) for row in rows} if rows and TOPIC in rows[0] else set()
 
 
 def poll_s(idle_s: float) -> float:

@@ -7,9 +7,11 @@ as their values. The databases differ only in how they spell a uuid and a bool,
 and both spellings are accepted here.
 """
 
+import threading
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum, StrEnum
 from functools import lru_cache
 from operator import itemgetter
@@ -33,7 +35,7 @@ from flowfabric.core.states import (
 )
 from flowfabric.core.transitions import NO_LEASE, Place, Writes, place_of
 from flowfabric.errors import Corruption
-from flowfabric.store.base import EventPage, Key, Row, Value
+from flowfabric.store.base import EventPage, Key, Row, Value, tuples_of
 
 S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
@@ -195,6 +197,11 @@ def values_of(kind: type[T], rows: Sequence[Row], partition_key: object = None) 
     return _convert(kind, values)
 
 
+def answers_of(kind: type[T], rows: Sequence[Row]) -> list[T]:
+    """Rows of a statement as structs that are like arrays: of its columns, in their order."""
+    return _convert(kind, tuples_of(rows))
+
+
 _id_names: dict[object, tuple[str, ...]] = {ids.ExecutionId: ("execution_id",)}
 
 
@@ -226,6 +233,31 @@ def _convert(kind: type[T], values: Sequence[object]) -> list[T]:
     except msgspec.ValidationError as error:
         raise Corruption(f"a row is no {kind.__name__}: {error}") from error
     return found
+
+
+_preparing: Final = threading.Lock()
+_prepared: Final[set[type[Struct]]] = set()
+
+
+def prepare_structs() -> None:
+    """Have msgspec look at the fields of every struct of ours, before several threads decode any.
+
+    It takes a struct as known before it has seen all of its fields: a thread that decodes one
+    while another looks at it crashes the process.
+    """
+    with _preparing:
+        for kind in set(_structs_below(Struct)) - _prepared:
+            # Those that cannot be decoded are made by us alone.
+            with suppress(TypeError):
+                msgspec.json.Decoder(kind)
+            _prepared.add(kind)
+
+
+def _structs_below(base: type[Struct]) -> Iterator[type[Struct]]:
+    for kind in base.__subclasses__():
+        if kind.__module__.startswith("flowfabric."):
+            yield kind
+        yield from _structs_below(kind)
 
 
 def _load(record: type[S], data: dict[str, object]) -> S:
@@ -560,7 +592,7 @@ def rows_of(writes: Writes, loaded: Mapping[Place, Record]) -> RowWrites:
             deletes.append(old)
             inserts.append(new)
     for record in writes.deletes.values():
-        deletes += parts_of(record)
+        deletes += reversed(parts_of(record))
     return RowWrites(inserts, updates, deletes)
 
 

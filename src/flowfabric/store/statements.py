@@ -21,8 +21,6 @@ from flowfabric.store.base import Parameter
 
 CLOCK: Final = "clock"
 """The parameter a store fills in by itself: the injected time, or null to ask the database."""
-POSITION: Final = "position"
-"""In a statement that runs for each row: which one, from 0."""
 HINT: Final = "hint"
 """A message to other processes that a store may have the statement send; null if it has none."""
 
@@ -42,15 +40,16 @@ WITHIN: Final = """   and (cast(:namespace as text) is null
 _WITHIN: Final = re.compile(r"^-- within (\w+)$", re.MULTILINE)
 _WITHOUT: Final = re.compile(r"^-- (\w+) without (\w+)$", re.MULTILINE)
 _SHARED: Final = Path(__file__).parent / "sql"
-_NEXT: Final = re.compile(r"^-- next(, for each row)?\s*$", re.MULTILINE)
+_NEXT: Final = re.compile(r"^-- next\s*$", re.MULTILINE)
 _LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
 _TOKEN: Final = re.compile(
     r"""
     --[^\n]*                        # a comment
   | /\*.*?\*/
+  | \bgiven\('(?P<list>\w+)'        # one value of a list
   | '(?:[^']|'')*'                  # quoted text
   | "(?:[^"]|"")*"                  # a quoted name
-  | (\$\w*\$).*?\1                  # a dollar-quoted body
+  | (?P<sign>\$\w*\$).*?(?P=sign)   # a dollar-quoted body
   | ::                              # a cast
   | :(?P<name>[a-z_][a-z0-9_]*)     # a parameter
     """,
@@ -65,13 +64,13 @@ class Statement(NamedTuple):
     """In the order of their first use, which is their number on Postgres."""
     locks: bool
     """Whether the rows it returns are locked."""
-    each: bool = False
-    """Whether it runs for each row of the lists it is given; its parameters are numbered then."""
+    lists: frozenset[str] = frozenset()
+    """Parameters it takes one value at a time."""
 
     def check(self, given: Collection[str]) -> None:
         """Refuse missing and unknown parameters; the store has some of its own."""
-        wanted = set(self.parameters)
-        missing = wanted - set(given) - {CLOCK, POSITION, HINT}
+        wanted = {*self.parameters, *self.lists}
+        missing = wanted - set(given) - {CLOCK, HINT}
         extra = set(given) - wanted
         if missing or extra:
             raise TypeError(
@@ -106,37 +105,36 @@ def _within(place: re.Match[str]) -> str:
 @lru_cache(maxsize=1024)
 def numbered(name: str, folder: Path) -> Statement:
     """A statement with its parameters as `$1`, `$2`, …"""
-    return _numbered(name, load(name, folder), "$")
+    names: list[str] = []
+
+    def place(token: re.Match[str]) -> str:
+        parameter = token["name"]
+        if parameter is None:
+            return token[0]
+        if parameter not in names:
+            names.append(parameter)
+        return f"${names.index(parameter) + 1}"
+
+    text = _TOKEN.sub(place, load(name, folder)).strip()
+    return Statement(name, text, tuple(names), bool(_LOCKING.search(text.lower())))
 
 
 @lru_cache(maxsize=1024)
 def named(name: str, folder: Path) -> tuple[Statement, ...]:
     """The statements of a file, which a line `-- next` separates, as they are written.
 
-    One after `-- next, for each row` takes one value at a time of the lists it names.
+    `given('results', 3)` is the fourth value of a list, as it was passed.
     """
-    first, *others = _NEXT.split(load(name, folder))
-    return (
-        _named(name, first),
-        *(
-            _numbered(name, text, "?", each=True) if each else _named(name, text)
-            for each, text in zip(others[::2], others[1::2], strict=True)
-        ),
-    )
-
-
-@lru_cache(maxsize=1024)
-def shared(name: str, folder: Path) -> frozenset[str]:
-    """What those statements of a file take that do not run for each row."""
-    plain = (each for each in named(name, folder) if not each.each)
-    return frozenset(parameter for each in plain for parameter in each.parameters)
+    return tuple(_named(name, text) for text in _NEXT.split(load(name, folder)))
 
 
 @lru_cache(maxsize=1024)
 def taking(name: str, folder: Path) -> Statement:
     """What the statements of a file take together."""
-    wanted = dict.fromkeys(part for each in named(name, folder) for part in each.parameters)
-    return Statement(name, "", tuple(wanted), locks=False)
+    parts = named(name, folder)
+    wanted = dict.fromkeys(part for each in parts for part in each.parameters)
+    lists = frozenset(part for each in parts for part in each.lists)
+    return Statement(name, "", tuple(wanted), locks=False, lists=lists)
 
 
 def ordered(
@@ -150,31 +148,9 @@ def ordered(
     ]
 
 
-def _numbered(name: str, text: str, sign: str, *, each: bool = False) -> Statement:
-    names: list[str] = []
-
-    def place(parameter: str) -> str:
-        if parameter not in names:
-            names.append(parameter)
-        return f"{sign}{names.index(parameter) + 1}"
-
-    text = _rewrite(text, place)
-    return Statement(name, text, tuple(names), bool(_LOCKING.search(text.lower())), each)
-
-
 def _named(name: str, text: str) -> Statement:
-    names: dict[str, None] = {}
-
-    def place(parameter: str) -> str:
-        names[parameter] = None
-        return f":{parameter}"
-
-    return Statement(name, _rewrite(text, place), tuple(names), locks=True)
-
-
-def _rewrite(text: str, place: Callable[[str], str]) -> str:
-    def replace(token: re.Match[str]) -> str:
-        parameter = token["name"]
-        return token[0] if parameter is None else place(parameter)
-
-    return _TOKEN.sub(replace, text).strip()
+    text = text.strip()
+    tokens = list(_TOKEN.finditer(text))
+    names = dict.fromkeys(token["name"] for token in tokens if token["name"])
+    lists = frozenset(token["list"] for token in tokens if token["list"])
+    return Statement(name, text, tuple(names), locks=True, lists=lists)

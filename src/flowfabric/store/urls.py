@@ -71,11 +71,11 @@ def check_url(url: object, field: str = "url") -> str:
             raise InvalidInput(field, f"needs three slashes before the path: {scheme}{path}", url)
     if url.endswith(FILE_ENDINGS) and "@" not in url and "://" not in url:
         raise InvalidInput(field, f"is a path; write {SQLITE}{url}", url)
-    told = ", ".join(f"{start}…" for start in known)
+    starts = ", ".join(f"{start}…" for start in known)
     # No more of it is shown than surely holds no password.
     start = _SCHEME.match(url)
     shown = start.group() if start else url.partition("@")[0].partition(":")[0]
-    raise InvalidInput(field, f"must look like one of {told}", shown)
+    raise InvalidInput(field, f"must look like one of {starts}", shown)
 
 
 def _postgres(

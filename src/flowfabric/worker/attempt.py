@@ -7,16 +7,15 @@ ends the worker.
 """
 
 import asyncio
-import contextvars
 import inspect
 import logging
 import time
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from enum import StrEnum
 from functools import partial
-from typing import Final, Protocol, TypeVar
+from types import CoroutineType
+from typing import Final, Protocol
 
 import msgspec
 
@@ -30,17 +29,16 @@ from flowfabric.core.states import FailureClass
 from flowfabric.core.steps import DEPLOY
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import SuspendSatisfied
-from flowfabric.engine.waitpoints import PastRuns
+from flowfabric.engine.waitpoints import PastRuns, claimed_progress
 from flowfabric.engine.work import Completion, FailureReport
+from flowfabric.inputs import JSON_WITH_INPUTS, fill_in
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind, statements_within
-from flowfabric.submission import JSON_WITH_INPUTS, complete
 from flowfabric.task import Arguments, Bound, Task
-from flowfabric.worker import failures, waits
+from flowfabric.worker import failures
 from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
 from flowfabric.worker.leases import ENDED, HeldLease
-from flowfabric.worker.lines import Line, current_line, inside_step
 from flowfabric.worker.parking import Parking, Pause, unfitting
 from flowfabric.worker.services import Services, Shared, fenced
 
@@ -121,7 +119,7 @@ async def rest(engine: Engine, lease: HeldLease) -> None:
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
 """Runs around a handler: gets its context and the call to make, returns what that returned."""
 
-Report = Callable[[], Awaitable[object]]
+ReportCall = Callable[[], Awaitable[object]]
 """Tells the engine what became of an attempt. Safe to repeat."""
 
 
@@ -134,7 +132,7 @@ class Stop(StrEnum):
     PARK = "park"
 
 
-class Keeper(Protocol):
+class AttemptOwner(Protocol):
     """The worker that attempts belong to."""
 
     @property
@@ -154,7 +152,7 @@ class RunningAttempt:
     """One claimed execution in the hands of this worker."""
 
     def __init__(
-        self, shared: Shared, lease: HeldLease, task: Task[..., object], keeper: Keeper
+        self, shared: Shared, lease: HeldLease, task: Task[..., object], owner: AttemptOwner
     ) -> None:
         """What the handler does not use is not made: without a context it has no journal."""
         self.lease = lease
@@ -163,7 +161,7 @@ class RunningAttempt:
         self.started_s = 0.0
         """By the monotonic clock."""
         self._shared = shared
-        self._keeper = keeper
+        self._owner = owner
         self._running: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._services: Services | None = None
@@ -199,7 +197,7 @@ class RunningAttempt:
         # A task that has not begun would end without a word.
         if self._begun and self._running is not None:
             self._running.cancel(reason)
-        self._keeper.stop_asked(self)
+        self._owner.stop_asked(self)
 
     def _lost(self, reason: str) -> None:
         self.stop(Stop.LOST, reason)
@@ -240,7 +238,7 @@ class RunningAttempt:
             engine = self._shared.engine
             await engine.hand_back_many([self.lease.handle], reason="it was not renewed in time")
 
-    async def _run_handler(self) -> Completion | Report | None:
+    async def _run_handler(self) -> Completion | ReportCall | None:
         """What to report, if anything."""
         self._start_timer()
         try:
@@ -251,11 +249,11 @@ class RunningAttempt:
             self._handler_ended = True
             if self._timer is not None:
                 self._timer.cancel()
-            self._keeper.handler_ended(self)
+            self._owner.handler_ended(self)
 
     async def _settle(
-        self, services: Services, report: Completion | Report | None
-    ) -> Completion | Report | None:
+        self, services: Services, report: Completion | ReportCall | None
+    ) -> Completion | ReportCall | None:
         """Store what the handler has not waited for, and the failures it has gone on past.
 
         What it has said and cannot be stored is a failure, unless there is another.
@@ -294,7 +292,7 @@ class RunningAttempt:
     def _end(self) -> None:
         self.lease.settled = True
         self._let_go()
-        self._keeper.attempt_ended(self)
+        self._owner.attempt_ended(self)
 
     def _let_go(self) -> None:
         """Drop references back to the attempt: it is then freed without the garbage collector."""
@@ -311,7 +309,7 @@ class RunningAttempt:
                 max(0.0, left_s) + TIMEOUT_GRACE_S, self.stop, Stop.TIMEOUT, "the timeout is over"
             )
 
-    async def _outcome(self) -> Completion | Report | None:
+    async def _outcome(self) -> Completion | ReportCall | None:
         """Run the handler; return what to report, if anything."""
         assert self._running is not None
         try:
@@ -341,7 +339,7 @@ class RunningAttempt:
             self._warn_about_unused_steps(self._services)
         return Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
 
-    async def _after_steps(self, report: Report | None) -> Report | None:
+    async def _after_steps(self, report: ReportCall | None) -> ReportCall | None:
         """What to report of a failure, once the steps have ended that ran beside it."""
         assert self._running is not None
         before = self.stopping
@@ -356,7 +354,7 @@ class RunningAttempt:
         """The handler's encoded result."""
         if self.stopping is not None:
             raise asyncio.CancelledError("it was told to stop before it began")
-        task, middleware = self.task, self._keeper.middleware
+        task, middleware = self.task, self._owner.middleware
         payload, context = self.lease.claimed.payload, None
         if task.takes_context or middleware or not self.lease.first_run:
             context = await self._make_context()
@@ -378,10 +376,12 @@ class RunningAttempt:
             value = await self._begin(payload, args, kwargs)
         if self._services is not None:
             self._services.promises.check()
-        if task.settings.executor == "process":
-            assert isinstance(value, bytes)
-            return await self._to_store(value)
-        return await self._to_store(task.encode_result(value))
+        if task.settings.executor != "process":
+            value = task.encode_result(value)
+        assert isinstance(value, bytes)
+        engine = self._shared.engine
+        self._check_size("", value, engine.plain_bytes_max)
+        return await self._to_store(value) if engine.codes_values else value
 
     async def _call(
         self, payload: bytes, args: tuple[object, ...], kwargs: dict[str, object]
@@ -395,7 +395,8 @@ class RunningAttempt:
         task, functions = self.task, self._shared.functions
         if task.is_async:
             made = task.function(*args, **kwargs)
-            assert inspect.isawaitable(made), "what it was registered as"
+            # Nearly always the former, which is told for a tenth of the price.
+            assert isinstance(made, CoroutineType) or inspect.isawaitable(made), "as registered"
             return made
         if task.settings.executor == "process":
             return functions.in_process(task, payload)
@@ -404,8 +405,10 @@ class RunningAttempt:
 
     async def _make_context(self) -> Context:
         """A context, which knows what earlier runs have stored."""
-        progress = PastRuns()
-        if not self.lease.first_run:
+        progress, told = PastRuns(), self.lease.claimed.progress
+        if told is not None:
+            progress = claimed_progress(told)
+        elif not self.lease.first_run:
             engine, execution_id = self._shared.engine, self.lease.handle.execution_id
             loading = self._shared.reports.send(
                 self.lease, lambda: engine.read_progress(execution_id)
@@ -431,12 +434,11 @@ class RunningAttempt:
         results = await self._shared.reports.send(
             self.lease, lambda: engine.read_execution_inputs(execution_id)
         )
-        return complete(self.task, payload, results)
+        return fill_in(self.task, payload, results)
 
     async def _to_store(self, result: bytes) -> bytes:
         """The result as it is stored."""
         engine = self._shared.engine
-        self._check_size("", result, engine.plain_bytes_max)
         try:
             # Busy: the handler has returned, whatever a branch it left behind waits for.
             with nullcontext() if self._services is None else self._services.parking.working():
@@ -466,7 +468,7 @@ class RunningAttempt:
 
     # What became of it
 
-    def _after_stop(self) -> Report | None:
+    def _after_stop(self) -> ReportCall | None:
         engine, handle = self._shared.engine, self.lease.handle
         match self.stopping:
             case Stop.TIMEOUT:
@@ -483,7 +485,7 @@ class RunningAttempt:
                 )
                 return None
 
-    def _after_error(self, error: BaseException) -> Report | None:
+    def _after_error(self, error: BaseException) -> ReportCall | None:
         if self.stopping is Stop.PARK:
             # What a handler raises while it is unwound is of no interest: it runs again.
             return self._after_stop()
@@ -492,7 +494,7 @@ class RunningAttempt:
             return self._after_stop()
         return self._failed(error)
 
-    def _failed(self, error: BaseException) -> Report:
+    def _failed(self, error: BaseException) -> ReportCall:
         if outage_behind(error, self.lease.broken_by):
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
@@ -529,7 +531,7 @@ class RunningAttempt:
         named: str = "",
         where: str | None = None,
         step: FailedStep | None = None,
-    ) -> Report:
+    ) -> ReportCall:
         report = FailureReport(
             handle=self.lease.handle,
             reason=reason,
@@ -540,7 +542,7 @@ class RunningAttempt:
         )
         return lambda: self._shared.reports.failures.add(report)
 
-    def _own_failure(self, error: Exception, raised: BaseException | None = None) -> Report:
+    def _own_failure(self, error: Exception, raised: BaseException | None = None) -> ReportCall:
         """What goes wrong here fails the run, or it would look as if the worker had died."""
         log.error("could not tell what became of it", exc_info=error, extra=self.lease.log_fields)
         reason = f"the worker could not tell what became of it: {failures.describe(error)}"
@@ -550,7 +552,7 @@ class RunningAttempt:
             reason, FailureClass.TRANSIENT, failures.category(error), failures.traceback_text(error)
         )
 
-    async def _report(self, report: Report) -> None:
+    async def _report(self, report: ReportCall) -> None:
         try:
             try:
                 await self._send(report)
@@ -561,7 +563,7 @@ class RunningAttempt:
                 "could not be finished; its lease will expire", extra=self.lease.log_fields
             )
 
-    async def _send(self, report: Report) -> None:
+    async def _send(self, report: ReportCall) -> None:
         try:
             try:
                 await self._shared.reports.send(self.lease, report)
@@ -595,99 +597,3 @@ def names_fit(arguments: Arguments, payload: bytes) -> bool:
         # What a codec has written may be read by code that has it.
         return not payload.startswith(ENCODED)
     return set(arguments.required) <= given.keys() and all(map(arguments.takes, given))
-
-
-# Watching which tasks a handler starts --------------------------------------
-#
-# The worker sees every task from the moment it is created: that is the order of the code,
-# whereas the order in which tasks arrive somewhere is chance. Outside handlers, and for
-# tasks of our own, watching costs a lookup.
-
-T = TypeVar("T")
-
-
-class TaskFactory(Protocol):
-    """As `asyncio` calls it."""
-
-    def __call__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Coroutine[object, object, T]
-        | Generator["asyncio.Future[object] | None", None, T],
-        /,
-    ) -> "asyncio.Future[T]": ...
-
-
-_watching: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-class _Watch:
-    def __init__(self, before: TaskFactory | None) -> None:
-        self.before = before
-        self.uses = 0
-
-    def factory(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Coroutine[object, object, T]
-        | Generator["asyncio.Future[object] | None", None, T],
-        /,
-        *,
-        context: contextvars.Context | None = None,
-        **given: object,
-    ) -> "asyncio.Future[T]":
-        """Create a task; inside a handler, with a line of its own."""
-        line = _line_in(context)
-        if line is None or line.journal.closed or inside_step.get() or waits.is_ours(coroutine):
-            return self._create(loop, coroutine, context)
-        branch = line.fork(coroutine)
-        # A copy of a context that was given too: tasks that share one are lines of their own.
-        own = contextvars.copy_context() if context is None else context.copy()
-        own.run(current_line.set, branch)
-        task = self._create(loop, coroutine, own)
-        branch.work.running = task
-        task.add_done_callback(branch.ended)
-        return task
-
-    def _create(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        coroutine: Coroutine[object, object, T]
-        | Generator["asyncio.Future[object] | None", None, T],
-        context: contextvars.Context | None,
-    ) -> "asyncio.Future[T]":
-        if self.before is None:
-            return asyncio.Task(coroutine, loop=loop, context=context)
-        if context is None:
-            return self.before(loop, coroutine)
-        # It copies the context it is called in, whether or not it can be given one.
-        return context.run(self.before, loop, coroutine)
-
-
-def _line_in(context: contextvars.Context | None) -> Line | None:
-    """The line that starts a task: that of the context it is given, or of who creates it."""
-    own = current_line.get()
-    return own if context is None else context.get(current_line) or own
-
-
-def watch_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """See every task that handlers start on a loop, until the function returned is called."""
-    watch = _watching.get(loop)
-    if watch is None or loop.get_task_factory() != watch.factory:
-        watch = _watching[loop] = _Watch(loop.get_task_factory())
-        loop.set_task_factory(watch.factory)
-    watch.uses += 1
-    return partial(_unwatch, weakref.ref(loop), watch)
-
-
-def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> None:
-    watch.uses -= 1
-    watched = loop()
-    if watched is None or watch.uses > 0:
-        return
-    # Another one that was put in place meanwhile stays.
-    if watched.get_task_factory() == watch.factory:
-        watched.set_task_factory(watch.before)
-        _watching.pop(watched, None)

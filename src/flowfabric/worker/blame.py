@@ -1,7 +1,7 @@
 """Which call of a handler an exception came out of.
 
-An exception that leaves a call takes the call's name with it. So a failed attempt names the
-step it failed in, also where the handler raised something else in the exception's place.
+An exception that leaves a call carries the call's name. So a failed attempt names the step
+it failed in, even if the handler raised something else instead.
 """
 
 from collections import deque
@@ -15,11 +15,11 @@ from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.lines import DurableCall
 
 CHAIN_MAX: Final = 100
-"""How many exceptions behind the last one are looked at."""
+"""How many exceptions of a chain are looked at."""
 
 
 class Mark(NamedTuple):
-    """Left on an exception. Programs may raise one object again and again, in many attempts."""
+    """Left on an exception. Programs may raise the same object repeatedly, in many attempts."""
 
     attempt_id: AttemptId
     step: FailedStep
@@ -54,7 +54,7 @@ def _failed(call: DurableCall, error: BaseException) -> FailedStep:
 
 
 def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
-    """The step whose failure has left the handler: as it was raised, in a group, or behind it."""
+    """The step whose failure left the handler: raised as it is, in a group, or as a cause."""
     waiting, seen = deque([error]), set[int]()
     while waiting and len(seen) < CHAIN_MAX:
         each = waiting.popleft()
@@ -71,7 +71,7 @@ def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:
 
 
 def _attributes(error: BaseException) -> dict[str, object]:
-    """Those of the exception, whose class is the user's and may keep them to itself."""
+    """The exception's attributes; its class is the user's and may hide them."""
     try:
         return vars(error)
     except Exception:

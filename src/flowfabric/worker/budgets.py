@@ -1,8 +1,8 @@
-"""The verbs with which a handler keeps within a budget.
+"""How a handler keeps within a budget.
 
 A report is a durable step: it is counted once, whatever crashes. A reservation is an amount
-held for this attempt; what was really used is counted when the block ends. An attempt that dies
-in between holds nothing any more, and the next one reserves again, unless what was used is
+held for this attempt; actual usage is counted when the block ends. An attempt that dies
+in between no longer holds anything, and the next one reserves again, unless the usage was
 counted already.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
 
@@ -30,14 +30,15 @@ from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.records import StepKind
 from flowfabric.engine.ledger import BudgetOutcome, Reservation, Settlement, Usage
 from flowfabric.logs import open_log
+from flowfabric.parts import waits
 from flowfabric.worker.lines import DurableCall
-from flowfabric.worker.services import Services, Verbs, check_awaitable, on_loop
+from flowfabric.worker.services import BlockingVerbs, Services, Verbs, check_awaitable, on_loop
 
 log = open_log(__name__)
 
 
 class BudgetVerbs(Verbs):
-    """The verbs of a context that concern budgets."""
+    """The verbs for budgets."""
 
     @on_loop
     def report_usage(
@@ -61,16 +62,16 @@ class BudgetVerbs(Verbs):
         wait: bool = False,
         **more: int,
     ) -> "BudgetHold":
-        """Hold an amount while something is done whose cost is known only afterwards.
+        """Hold an amount during work whose cost is known only afterwards.
 
             async with ctx.reserve("team", tokens=4_000) as call:
                 answer = await ctx.step("ask", ask, prompt)
                 call.settle(tokens=answer.tokens)
 
-        Raises `BudgetExceeded` if there is no room. With `wait=True` it lets go of the worker
-        until there is; attach the run to the budget for that. At the end of the block what was
-        settled is counted, and the rest is free again. A block that ends without settling counts
-        all that it held; one that raises counts nothing unless it has settled.
+        Raises `BudgetExceeded` if there is no room. With `wait=True` it releases the worker until
+        there is; attach the run to the budget for that. At the end of the block the settled amount
+        is counted, and the rest is free again. A block that ends without settling counts the whole
+        amount; one that raises counts nothing unless it has settled.
         """
         check_awaitable(self, "reserve")
         asked = check_amounts("amounts", named_amounts(amounts, more))
@@ -100,7 +101,7 @@ class BudgetHold:
         self.reservation_id = ""
 
     def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
-        """Say what was really used; it is counted when the block ends."""
+        """Say what was actually used; it is counted when the block ends."""
         self._used = check_amounts("used", named_amounts(amounts, more))
 
     async def __aenter__(self) -> Self:
@@ -126,7 +127,7 @@ class BudgetHold:
                     and not never_fits(outcome, self.amounts)
                 ):
                     break
-                # After a moment it waits for the budget, like whatever has not started yet.
+                # After a moment it waits for the budget, like runs that have not started yet.
                 wake_at_ms = services.lease.store_now_ms() + WAIT_MS
                 await services.parking.until(wake_at_ms, WAIT_MS / 1_000)
                 services.check()
@@ -148,9 +149,9 @@ class BudgetHold:
         traceback: TracebackType | None,
     ) -> None:
         if self._settled is not None or (error is not None and not isinstance(error, Exception)):
-            # An attempt that was told to stop, or is parked, holds nothing any more.
+            # An attempt that is stopping, or is parked, no longer holds anything.
             if self._settled is not None and error is None:
-                # Every attempt learns what the first one was told.
+                # Every attempt gets the answer that the first one got.
                 refuse_breach(self._budget, self._settled, self._used or {})
             return
         used = self._used
@@ -172,7 +173,7 @@ class BudgetHold:
 
 
 WAIT_MS: Final = 1_000
-"""How long a run that found no room lets go of its worker before it is in line for some."""
+"""How long a run that found no room releases its worker before it waits for the budget."""
 
 
 class BlockingHold(AbstractContextManager["BlockingHold"]):
@@ -183,7 +184,7 @@ class BlockingHold(AbstractContextManager["BlockingHold"]):
         self._hold = hold
 
     def settle(self, amounts: Mapping[str, int] | None = None, /, **more: int) -> None:
-        """Say what was really used; see `BudgetHold.settle`."""
+        """Say what was actually used; see `BudgetHold.settle`."""
         self._hold.settle(amounts, **more)
 
     def __enter__(self) -> "BlockingHold":
@@ -199,18 +200,13 @@ class BlockingHold(AbstractContextManager["BlockingHold"]):
         self._services.wait(self._hold.__aexit__(kind, error, traceback))
 
 
-class BlockingBudgetVerbs:
+B_co = TypeVar("B_co", bound=BudgetVerbs, covariant=True)
+
+
+class BlockingBudgetVerbs(BlockingVerbs[B_co]):
     """The same for plain functions, which run in a thread."""
 
-    def __init__(self, verbs: BudgetVerbs) -> None:
-        self._budgeting = verbs
-
-    def report_usage(
-        self, budget: str, amounts: Mapping[str, int] | None = None, /, **more: int
-    ) -> None:
-        """Count what the run has used; see `Context.report_usage`."""
-        verbs = self._budgeting
-        verbs._services.wait(verbs.report_usage(budget, amounts, **more))
+    report_usage = waits(BudgetVerbs.report_usage)
 
     def reserve(
         self,
@@ -221,13 +217,13 @@ class BlockingBudgetVerbs:
         wait: bool = False,
         **more: int,
     ) -> BlockingHold:
-        """Hold an amount while something is done; `with` it, and see `Context.reserve`."""
-        verbs = self._budgeting
+        """Hold an amount inside a `with` block; see `Context.reserve`."""
+        verbs = self._context
         return BlockingHold(verbs._services, verbs.reserve(budget, amounts, wait=wait, **more))
 
 
 def _ask(services: Services, verb: str, budget: object) -> DurableCall:
-    """Take the place of a call. Amounts are no part of it: another run may have used other ones."""
+    """Take the call's place. Amounts do not identify it: another run may have used others."""
     name = f"{verb} {check_name('budget', budget, bytes_max=STEP_NAME_BYTES_MAX - 20)}"
     return services.steps.ask(StepKind.USAGE, name)
 
@@ -250,12 +246,12 @@ async def _report(
             outcome = await services.post(request)
             _warn(services, budget, outcome)
             refuse_breach(budget, outcome, amounts)
-            # A repeat is known by its key: the handler need not wait.
+            # Its key identifies a repeat, so the handler need not wait.
             await services.steps.store_later(call, result=msgspec.json.encode(amounts))
 
 
 def _warn(services: Services, budget: str, outcome: BudgetOutcome) -> None:
-    """Log that a budget is above a limit that stops nothing, or has none."""
+    """Log that a budget is above its soft limit, or was never created."""
     if isinstance(outcome, SoftBreach):
         log.warning("%s", describe_soft(budget, outcome), extra=services.lease.log_fields)
     if isinstance(outcome, UsageCounted | SoftBreach | Reserved) and outcome.undeclared:
@@ -264,7 +260,7 @@ def _warn(services: Services, budget: str, outcome: BudgetOutcome) -> None:
 
 @lru_cache(maxsize=1_000)
 def _warn_of_undeclared(namespace: str, budget: str) -> None:
-    """Once for each, in a process."""
+    """Once per budget and process."""
     log.warning(
         "budget %s was never created in namespace %s: it counts and limits nothing",
         budget,
@@ -273,5 +269,5 @@ def _warn_of_undeclared(namespace: str, budget: str) -> None:
 
 
 def _key(services: Services, call: DurableCall) -> str:
-    """What a call is known by to its budget: the same in every run."""
+    """The key of a call for its budget: the same in every run."""
     return services.key_of(call.identity)

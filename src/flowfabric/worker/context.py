@@ -4,8 +4,8 @@
 `ctx.blocking`, which has the same verbs without `await`.
 
 Finished steps are stored and returned by later runs of the handler: after a crash,
-a retry, a long sleep, an operator's replay. Each verb takes its place when it is
-called, and does its work when it is awaited; see `worker.journal`.
+a retry, a long sleep, an operator's replay. Each verb takes its place in the journal when
+it is called and does its work when it is awaited; see `worker.journal`.
 """
 
 import asyncio
@@ -30,13 +30,14 @@ from flowfabric.core.states import FailureClass
 from flowfabric.core.streams import NewFrame
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import DoNotRetry, InvalidInput, NotInAStep
+from flowfabric.parts import waits
 from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
-from flowfabric.task import Call as Submission
-from flowfabric.task import Retry, SubmitOptions, Task, result_codec
+from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
-from flowfabric.worker.functions import is_cancelled, known_by
+from flowfabric.worker.digests import known_by
+from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.journal import RESULT_OF, Patch, failure_of, stored_outcome
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, inside_step
@@ -57,72 +58,51 @@ from flowfabric.worker.signals import BlockingSignalVerbs, SignalVerbs
 
 
 class Facts(Verbs):
-    """The part of a context that only tells."""
+    """The part of a context that only reads."""
 
     @property
     def attempt_id(self) -> AttemptId:
-        """Another one in every attempt; the same after a sleep or a wait."""
+        """Changes with every attempt; stays the same after a sleep or a wait."""
         return self._services.lease.claimed.attempt_id
 
     @property
     def lease_remaining(self) -> timedelta:
-        """How long the lease is known to last. It is renewed all the time: a number that shrinks
-        towards zero means that the database does not answer."""
+        """How long the lease is known to last. It is renewed all the time: if this shrinks
+        towards zero, the database does not answer."""
         left_s = self._services.lease.left_s
         return timedelta.max if math.isinf(left_s) else timedelta(seconds=max(0.0, left_s))
 
     @on_loop
     async def tags(self) -> Mapping[str, str]:
         """The tags of the execution as they are now."""
-        return await self._services.tags()
+        services = self._services
+        execution_id = services.lease.claimed.execution_id
+        found = await services.tell(lambda: services.engine.read_execution_context(execution_id))
+        return found.tags
 
     @on_loop
     async def scheduled_for(self) -> datetime | None:
-        """The due time it was created for, if a schedule has created it."""
-        due_ms = (await self._services.tags()).get(DUE_TAG)
+        """The due time it was created for, if a schedule created it."""
+        due_ms = (await self.tags()).get(DUE_TAG)
         return None if due_ms is None else datetime.fromtimestamp(int(due_ms) / 1_000, UTC)
 
 
-class BlockingFacts:
-    """The same for plain functions, which run in a thread."""
-
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-
-    def tags(self) -> Mapping[str, str]:
-        return self._facts._services.wait(self._facts.tags())
-
-    def scheduled_for(self) -> datetime | None:
-        return self._facts._services.wait(self._facts.scheduled_for())
-
-
-# The verb by which a handler asks whether a change of its code is on; see docs/deploys.md
+# How a handler asks whether a change of its code applies; see docs/deploys.md
 
 PATCH_NAME_BYTES_MAX: Final = 100
 
 
 class PatchVerbs(Verbs):
-    """What a context can do about code that changes on purpose."""
+    """The verb for code that changes while runs are under way."""
 
     @on_loop
     def patched(self, name: str) -> Coroutine[object, object, bool]:
-        """Whether a change of the code is on for this run: `if await ctx.patched("…"):`.
+        """Whether a change of the code applies to this run: `if await ctx.patched("…"):`.
 
-        True for a run that comes here for the first time, and from then on; false for one
-        that passed this place with the old code. Each place in the code decides for itself.
+        True if the run gets here for the first time, and from then on; false if it passed this
+        place with the old code. Each place in the code decides separately.
         """
         return answer(self._services, ask(self._services, name))
-
-
-class BlockingPatchVerbs:
-    """The same for plain functions, which run in a thread."""
-
-    _verbs: SignalVerbs
-
-    def patched(self, name: str) -> bool:
-        """Whether a change of the code is on for this run; see `Context.patched`."""
-        services = self._verbs._services
-        return services.wait(answer(services, ask(services, name)))
 
 
 def ask(services: Services, name: str) -> Patch:
@@ -155,7 +135,7 @@ class Child(Generic[R_co]):
         """Wait for its end without holding a worker, and return what it returned.
 
         While it runs, the handler is parked; when it has ended, the handler runs again
-        and comes by here with the result. Raises as `Run.result` does. How it ended is
+        and gets the result here. Raises as `Run.result` does. How the child ended is
         stored, and the same in every later run.
         """
         services = self._services
@@ -202,11 +182,11 @@ class BlockingChild(Generic[R_co]):
         return self._child._services.wait(self._child.result())
 
 
-# The verbs with which a handler speaks to those who watch its run -----------
+# What a handler emits to those who watch its run ----------------------------
 
 
 class StreamVerbs(Verbs):
-    """The verbs of a context that speak to those who watch the run."""
+    """The verbs that emit something to those who watch the run."""
 
     @on_loop
     async def emit(
@@ -217,21 +197,21 @@ class StreamVerbs(Verbs):
         live: Duration | None = None,
         correlation_id: str | None = None,
     ) -> None:
-        """Say something to those who follow the run: text, bytes, or anything that is JSON.
+        """Send something to those who follow the run: text, bytes, or any JSON value.
 
-        It is on its way when this returns, and stored before the attempt ends. `kind` is a
-        label of yours. With `live="10s"` only those watching live see it, and it is soon forgotten.
-        Emitted in a step, it counts as long as that step; outside of steps, as long as its
-        attempt, and what was emitted before a pause is not emitted again.
+        It is on its way when this returns, and stored before the attempt ends. `kind` is your
+        own label. With `live="10s"` only those watching live see it, and it is deleted soon.
+        A frame emitted in a step counts as long as the step does; outside of steps, as long as
+        the attempt. What was emitted before a pause is not emitted again.
         """
         self._services.check()
         await self._say(frames_of(content, kind, live, correlation_id))
 
     @on_loop
     async def summary(self, patch: Mapping[str, object]) -> None:
-        """Change the run's summary: members replace those of their name, None deletes them.
+        """Change the run's summary: members replace those of the same name, None deletes one.
 
-        Objects are merged, lists replaced. Every attempt has a summary of its own.
+        Objects are merged, lists replaced. Every attempt has its own summary.
         """
         self._services.check()
         await self._say([patch_of(patch)])
@@ -247,29 +227,6 @@ class StreamVerbs(Verbs):
                 await emitter.room()
 
 
-class BlockingStreamVerbs:
-    """The same for plain functions."""
-
-    def __init__(self, context: StreamVerbs) -> None:
-        self._streaming = context
-
-    def emit(
-        self,
-        content: object,
-        *,
-        kind: str = "",
-        live: Duration | None = None,
-        correlation_id: str | None = None,
-    ) -> None:
-        """Say something to those who follow the run; see `Context.emit`."""
-        verb = self._streaming.emit(content, kind=kind, live=live, correlation_id=correlation_id)
-        self._streaming._services.wait(verb)
-
-    def summary(self, patch: Mapping[str, object]) -> None:
-        """Change the run's summary; see `Context.summary`."""
-        self._streaming._services.wait(self._streaming.summary(patch))
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -281,7 +238,7 @@ IN_PROCESS_SLEEP_MS: Final = 5_000
 
 
 class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
-    """The execution a handler works on, and the verbs it has."""
+    """The execution a handler works on, and what the handler can do."""
 
     def __init__(self, services: Services, *, waits: bool = False) -> None:
         self._services = services
@@ -319,7 +276,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
         return BlockingContext(Context(self._services, waits=True))
 
     def get(self, kind: type[T]) -> T:
-        """The application's resource of a type; see `App.provide`."""
+        """The resource of this type; see `App.provide`."""
         return self._services.resources.get(kind)
 
     # Steps
@@ -403,7 +360,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
                 services.unfinished.begin()
                 try:
                     data = encode_step(call.key, await self._tried(call, function, args, given))
-                    # Before it is stored: what does not fit is a failure of the step.
+                    # Before it is stored: a result that does not fit fails the step.
                     result = decode(data)
                     await services.flush()
                     await journal.store(call, result=data)
@@ -517,8 +474,8 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     def branch(self, name: str) -> AbstractContextManager[None]:
         """Give a branch of the function a name: `with ctx.branch("ada"): …`.
 
-        What is called inside is known by that name, wherever and in whatever order it
-        runs. For parallel branches that nothing else tells apart.
+        Calls inside are identified by that name, wherever and in whatever order they run. For
+        parallel branches that cannot be told apart otherwise.
         """
         check_text("name", name, bytes_max=BRANCH_NAME_BYTES_MAX, empty=False)
         return self._services.steps.branch(name)
@@ -527,9 +484,9 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
         """Commit business rows only while this worker owns the execution.
 
         Use it inside an open transaction: `with` it, or `async with` it for an async
-        connection. A worker that has lost its lease is stopped here, and while the
-        transaction lasts, ten minutes at most, nobody else can take the lease. No verb of
-        the context works in there.
+        connection. A worker that has lost its lease is stopped here. While the transaction
+        lasts, ten minutes at most, nobody else can take the lease. The verbs of the context
+        do not work inside.
         """
         return self._services.fence(connection)
 
@@ -542,14 +499,14 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     @overload
     def submit(
         self,
-        task: Callable[[Unpack[Ts]], Submission[R]],
+        task: Callable[[Unpack[Ts]], Call[R]],
         /,
         *args: *Ts,
         **options: Unpack[SubmitOptions],
     ) -> Coroutine[object, object, Child[R]]: ...
     @overload
     def submit(
-        self, call: Submission[R], /, **options: Unpack[SubmitOptions]
+        self, call: Call[R], /, **options: Unpack[SubmitOptions]
     ) -> Coroutine[object, object, Child[R]]: ...
     @on_loop
     def submit(
@@ -563,9 +520,9 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     ) -> Coroutine[object, object, Child[object]]:
         submission, options = read_submission(what, args, given)
         if options.connection is not None:
-            raise InvalidInput("connection", "a handler submits through its own context")
+            raise InvalidInput("connection", "a handler submits through its own ctx.submit")
         self._check_namespace(submission.task)
-        arguments = submission.payload if isinstance(what, Submission) else args
+        arguments = submission.payload if isinstance(what, Call) else args
         call = self._services.steps.ask(
             StepKind.SUBMIT, f"submit {submission.task.name}", known_by(arguments, given)
         )
@@ -582,7 +539,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
             )
 
     async def _submit(
-        self, call: DurableCall, submission: Submission[object], options: Options
+        self, call: DurableCall, submission: Call[object], options: Options
     ) -> Child[object]:
         services = self._services
         async with call:
@@ -591,7 +548,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
                 services.check()
                 with services.parking.working():
                     made = await services.submit_child(call.identity, submission, options)
-                    # Later runs find the same one by its id, or its idempotency key.
+                    # Later runs find the same child by its id, or its idempotency key.
                     await services.steps.store_later(call, result=msgspec.json.encode(made))
             else:
                 made = ExecutionId(msgspec.json.decode(stored.result or b"null", type=str))
@@ -599,27 +556,17 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
 
     @on_loop
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        """Say how far the work is. What is not given stays as it was."""
-        self._services.check()
-        with self._services.parking.working():
-            await self._services.progress(percent, message)
+        """Report progress. Whatever is omitted stays as it was."""
+        services, handle = self._services, self._services.lease.handle
+        services.check()
+        with services.parking.working():
+            await services.tell(
+                lambda: services.engine.progress(handle, percent=percent, message=message)
+            )
 
 
-class BlockingContext(
-    BlockingPatchVerbs,
-    BlockingSignalVerbs,
-    BlockingStreamVerbs,
-    BlockingBudgetVerbs,
-    BlockingFacts,
-):
+class BlockingContext(BlockingSignalVerbs[Context], BlockingBudgetVerbs[Context]):
     """A context's verbs for plain functions. Call it from the handler's own thread."""
-
-    def __init__(self, context: Context) -> None:
-        BlockingSignalVerbs.__init__(self, context)
-        BlockingStreamVerbs.__init__(self, context)
-        BlockingBudgetVerbs.__init__(self, context)
-        BlockingFacts.__init__(self, context)
-        self._context = context
 
     @overload
     def step(
@@ -660,21 +607,16 @@ class BlockingContext(
         call = context._ask_step(name, function, args, given)
         return context._services.wait(context._step(call, function, args, given))
 
-    def sleep(self, duration: Duration) -> None:
-        """Wait durably; see `Context.sleep`."""
-        self._context._services.wait(self._context.sleep(duration))
-
-    def now(self) -> datetime:
-        return self._context._services.wait(self._context.now())
-
-    def random(self) -> float:
-        return self._context._services.wait(self._context.random())
-
-    def uuid(self) -> uuids.UUID:
-        return self._context._services.wait(self._context.uuid())
-
-    def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        self._context._services.wait(self._context.progress(percent, message))
+    sleep = waits(Context.sleep)
+    now = waits(Context.now)
+    random = waits(Context.random)
+    uuid = waits(Context.uuid)
+    patched = waits(Context.patched)
+    emit = waits(Context.emit)
+    summary = waits(Context.summary)
+    progress = waits(Context.progress)
+    tags = waits(Context.tags)
+    scheduled_for = waits(Context.scheduled_for)
 
     @overload
     def submit(
@@ -683,7 +625,7 @@ class BlockingContext(
     @overload
     def submit(
         self,
-        task: Callable[[Unpack[Ts]], Submission[R]],
+        task: Callable[[Unpack[Ts]], Call[R]],
         /,
         *args: *Ts,
         **options: Unpack[SubmitOptions],

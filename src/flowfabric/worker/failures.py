@@ -2,11 +2,11 @@
 
 1. What comes back is the same exception: of the same class, with the same arguments, text
    and attributes. Whether it can be made again is tried when it is stored.
-2. If it cannot, because it holds something else than plain values or does not let itself be
-   made, a stand-in comes back: an instance of a class derived from it on the spot, with its
-   text and those of its attributes that are plain values. Asked for another, it says so.
-3. A class that cannot be found, because it was defined inside a function or is gone, or that
-   nothing can be derived from, comes back as `StepFailed`.
+2. If it cannot, because it holds something other than plain values or its class cannot be
+   instantiated, a stand-in comes back: an instance of a class derived from it on the spot, with
+   its text and those attributes that are plain values. Reading any other attribute explains that.
+3. If the class cannot be found, because it was defined inside a function or is gone, or cannot
+   be derived from, `StepFailed` comes back.
 
 So `except ValueError` works in every run. Nothing here raises, whatever the exception does.
 """
@@ -32,11 +32,11 @@ from flowfabric.core.checks import shorten
 from flowfabric.core.states import FailureClass, TerminalOutcome
 from flowfabric.task import Retry, Task
 
-# What a failure is reported as: how grave it is, in which words, and from where
+# How a failure is reported: its class, its text, and where it comes from
 
 
 class ReportedFailure(Struct, frozen=True, array_like=True):
-    """What became of a task in another process: a result, or a failure."""
+    """The outcome of a task in another process: a result, or a failure."""
 
     result: bytes | None = None
     reason: str = ""
@@ -44,7 +44,7 @@ class ReportedFailure(Struct, frozen=True, array_like=True):
     category: str = ""
     trace: str = ""
     pickled: bytes | None = None
-    """The exception, where it can be rebuilt."""
+    """The exception, if it can be rebuilt."""
 
 
 class ProcessDied(Exception):
@@ -102,7 +102,7 @@ def describe(error: BaseException) -> str:
 
 
 def why_lost(error: errors.FlowFabricError) -> str:
-    """Why a handler is to stop: how its execution ended, if that is why."""
+    """Why a handler must stop: how its execution ended, if it did."""
     if (
         not isinstance(error, errors.ExecutionNotActive)
         or error.terminal_outcome == TerminalOutcome.NONE
@@ -112,20 +112,20 @@ def why_lost(error: errors.FlowFabricError) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What the exception says of itself; its `__str__` is the user's and may fail as well."""
+    """The exception's text; its `__str__` is the user's and may fail as well."""
     try:
         return str(error)
     except Exception as failure:
         return f"<its text cannot be had: {type(failure).__name__}>"
 
 
-# What is kept of a handler's exception beside its message: where in the program it happened
+# The traceback of a handler's exception: where in the program it happened
 
 OURS: Final = (str(Path(__file__).parent.parent), str(Path(concurrent.futures.__file__).parent))
 """Files between the worker and a handler, of no interest to its author."""
 CALLS: Final = str(Path(__file__).with_name("functions.py"))
-"""Where functions of the program are called: what is raised there itself, such as a `TypeError`
-about the arguments, comes from the line that has given them."""
+"""Where functions of the program are called: an error raised there, such as a `TypeError`
+about the arguments, is attributed to the line that passed them."""
 LOOP: Final = str(Path(asyncio.__file__).parent)
 FRAMES_MAX: Final = 5
 CHAIN_MAX: Final = 20
@@ -133,9 +133,9 @@ CHAIN_MAX: Final = 20
 
 
 def theirs(error: BaseException) -> TracebackType | None:
-    """The traceback through the lines of the program; None if it never came to one.
+    """The traceback through the lines of the program; None if there are none.
 
-    Our own are left out, but for the last ones if something went wrong here that should not.
+    Our own frames are omitted, except the last ones if our code failed unexpectedly.
     """
     frames: list[TracebackType] = []
     frame = error.__traceback__
@@ -161,7 +161,7 @@ def theirs(error: BaseException) -> TracebackType | None:
 
 
 def forget_ours(error: BaseException) -> None:
-    """Leave out our own frames of its causes: a log prints those as well."""
+    """Remove our own frames from its causes, which a log prints as well."""
     each, count = error.__cause__ or error.__context__, 0
     while each is not None and count < CHAIN_MAX:
         each.__traceback__ = theirs(each) or each.__traceback__
@@ -191,7 +191,7 @@ def traceback_text(error: BaseException) -> str | None:
 def place_of(frame: FrameType) -> str:
     """What the program is doing on an event loop: its own calls, in one line, and the last one's.
 
-    What runs the loop, and what is ours, is left out.
+    Frames of the loop and of this package are omitted.
     """
     stack = traceback.extract_stack(frame)
     begin = max((n for n, each in enumerate(stack) if each.filename.startswith(LOOP)), default=-1)
@@ -210,12 +210,12 @@ _TEXT: Final = "__flowfabric_text__"
 
 
 class StandIn:
-    """What a stand-in has before all that its class has: no code of that runs."""
+    """Attributes a stand-in has before those of its class, whose code never runs."""
 
     __slots__ = ()
 
     def __init_subclass__(cls, **_: object) -> None:
-        """The class may keep a list of those derived from it. This is none of them."""
+        """The class may keep a list of its subclasses. This is not one of them."""
 
     def __str__(self) -> str:
         return str(getattr(type(self), _TEXT))
@@ -224,7 +224,7 @@ class StandIn:
         return f"{type(self).__name__}({str(self)!r})"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """The class may look elsewhere for what it does not have: in what is not stored."""
+        """The class may compute missing attributes from something that is not stored."""
         raise AttributeError(
             f"this {type(self).__name__} has no {name}: it comes from an earlier run, of which only"
             " plain values are stored. Use it inside the step, and raise what you need of it"
@@ -263,12 +263,12 @@ _SCALARS: Final = (type(None), bool, int, float, str, bytes)
 
 
 def literal(value: object) -> str | None:
-    """None for what is no plain value, or too long."""
+    """None for a value that is not plain, or too long."""
     try:
         if not _is_plain(value):
             return None
         text = ascii(value)
-        # Numbers can be too long to be read, or be none.
+        # A number may be too long to be read, or not a number.
         if len(text) > LITERAL_BYTES_MAX or ast.literal_eval(text) != value:
             return None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -303,7 +303,7 @@ def _is_plain(value: object) -> bool:
 GIVEN_UP: Final = b'"given up"'
 """Stored for a call the handler cancelled: later runs wait there until they cancel it too."""
 MARK: Final = "__flowfabric_step__"
-"""The attribute of an exception that names the step it came out of; see `worker.journal`."""
+"""The attribute of an exception that names the step it came out of; see `worker.blame`."""
 MESSAGE_BYTES_MAX: Final = 8 * 1024
 ATTRIBUTES_MAX: Final = 50
 MEMBERS_MAX: Final = 20
@@ -324,10 +324,10 @@ class StoredFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str
     traceback: str = ""
     args: str | None = None
-    """None if they were no plain values."""
+    """None if they were not plain values."""
     attributes: dict[str, str] = {}
     lost: list[str] = []
-    """Attributes that were no plain values."""
+    """Attributes that were not plain values."""
     members: list["StoredFailure"] | None = None
     """Of a group of exceptions."""
     how: How = "stand-in"
@@ -431,7 +431,7 @@ def _recipe(error: BaseException) -> tuple[str, str | None]:
 
 
 def _attributes(error: BaseException) -> dict[str, object]:
-    """All that an exception holds beside its arguments: set on it, in slots, or in C."""
+    """All attributes of an exception besides its arguments: set on it, in slots, or in C."""
     held: dict[str, object] = {}
     for kind in type(error).__mro__:
         if kind in (BaseExceptionGroup, BaseException):
@@ -506,7 +506,7 @@ def _made(kind: type[BaseException], stored: StoredFailure) -> BaseException | N
                 _set(made, "args", read_tuple(stored.args))
         for name, text in stored.attributes.items():
             value = read_literal(text)
-            # What the constructor has set, or computes, may not let itself be set.
+            # Attributes that the constructor sets or computes may be read-only.
             if not _holds(made, name, value):
                 _set(made, name, value)
     except Exception:
@@ -520,7 +520,7 @@ def _holds(made: BaseException, name: str, value: object) -> bool:
 
 
 def _bare(kind: type[BaseException], stored: StoredFailure) -> BaseException:
-    """An instance without its constructor, nor any other code of its class."""
+    """An instance made without running its constructor or any other code of its class."""
     (new, *_) = (
         vars(base)["__new__"]
         for base in kind.__mro__

@@ -5,31 +5,18 @@ Threads get the caller's context variables.
 
 import asyncio
 import concurrent.futures
-import dataclasses
-import datetime
-import decimal
-import dis
-import enum
-import hashlib
 import importlib
 import inspect
 import multiprocessing
 import os
-import pathlib
 import pickle
 import signal
 import threading
-import types
-import uuid
-import weakref
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterable,
     Iterator,
-    Mapping,
-    Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
@@ -41,7 +28,6 @@ from contextlib import (
     suppress,
 )
 from functools import partial
-from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Final, NamedTuple, TypeVar
 
@@ -339,7 +325,7 @@ class Resources:
                 factory,
             )
         if kind in self._factories:
-            raise InvalidInput("provide", f"{kind.__name__} is provided already")
+            raise InvalidInput("provide", f"{kind.__name__} is already provided")
         self._factories[kind] = factory
 
     def kinds(self) -> frozenset[type]:
@@ -359,7 +345,7 @@ class Resources:
                 made = opened[kind] = await _enter(stack, factory())
                 if not isinstance(made, kind):
                     raise InvalidInput(
-                        "provide", f"the factory of {kind.__name__} made something else", made
+                        "provide", f"the factory of {kind.__name__} returned something else", made
                     )
             self._stack = stack.pop_all()
         self._open = opened
@@ -387,7 +373,9 @@ def _check_kind(kind: object) -> None:
     except TypeError:
         is_class = False
     if not is_class:
-        raise InvalidInput("provide", "takes a class by which the resource is found", kind)
+        raise InvalidInput(
+            "provide", "takes the class under which handlers ask for the resource", kind
+        )
 
 
 async def _enter(stack: AsyncExitStack, made: object) -> object:
@@ -424,265 +412,3 @@ async def _close(made: object) -> None:
     closing: object = close()
     if inspect.isawaitable(closing):
         await closing
-
-
-# A short name for the arguments of a call or branch, by which parallel ones are told apart
-#
-# Two digests: one of what stays the same from run to run as a rule, and one that has
-# times, floats and uuids too. Of objects that are no plain values only the type
-# counts. Large arguments are read up to a limit.
-#
-# A function is known by its name and what it has bound: the object of a method, the arguments of a
-# partial, defaults, and the values that an inner function takes from around it. So is a coroutine
-# that has not begun, with its arguments. Of what is bound only what nobody can change counts, and
-# other functions: a list that is filled meanwhile tells nothing. What comes from around a function
-# is either all that tells it from others or, beside arguments that do, whatever it happens to
-# need, such as a counter: then it is in the second digest only.
-
-NODES_MAX: Final = 500
-"""Values of one call that are looked at, those inside others included."""
-DEPTH_MAX: Final = 16
-CHARS: Final = 12
-
-_FIRM: Final = (
-    bool, int, str, bytes, bytearray, decimal.Decimal, datetime.timedelta, pathlib.PurePath
-)  # fmt: skip
-_FLEETING: Final = (float, complex, datetime.date, datetime.time, uuid.UUID)
-_NAMED: Final = (
-    type,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-)
-"""Known by their names."""
-_BINDING: Final = (
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
-    types.CoroutineType,
-    partial,
-)
-"""Known by their names and what they have bound."""
-_PLAIN: Final = (*_FIRM, *_FLEETING, enum.Enum)
-_FIXED: Final = (*_PLAIN, type(None), type)
-"""What nobody can change; a bytearray is none of it."""
-_rebinding: "weakref.WeakKeyDictionary[types.CodeType, frozenset[str]]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-class KnownBy(NamedTuple):
-    """What tells a call or a branch from others of its name."""
-
-    digest: str
-    """`firm`, or `firm.full` when some of the values may change from run to run."""
-    opaque: tuple[object, ...] = ()
-    """What it has in it and the digest says nothing of."""
-    is_vague: bool = False
-    """It has nothing else in it."""
-
-
-BY_NAME: Final = KnownBy("")
-
-
-def known_by(*values: object) -> KnownBy:
-    """What tells a call by its function and arguments, or a branch by its coroutine."""
-    reading = _Reading()
-    digest = _digest(reading.text(values, 0))
-    around = not reading.tells
-    if reading.fleeting or (reading.tells_around and not around):
-        firm = _digest(_Reading(firm_only=True, around=around).text(values, 0))
-        digest = digest if firm == digest else f"{firm}.{digest}"
-    vague = bool(reading.opaque) and not (reading.tells or reading.tells_around)
-    return KnownBy(digest, tuple(reading.opaque), vague)
-
-
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()[:CHARS]
-
-
-class Parts(NamedTuple):
-    """What a function, or a coroutine that has not begun, brings along."""
-
-    arguments: tuple[object, ...] = ()
-    bound: tuple[object, ...] = ()
-    around: tuple[object, ...] = ()
-    """The values of variables from around it."""
-
-
-def parts_of(function: object) -> Parts:
-    if isinstance(function, types.FunctionType):
-        code, cells = function.__code__, function.__closure__ or ()
-        values = {name: _content(cell) for name, cell in zip(code.co_freevars, cells, strict=True)}
-        return Parts(bound=function.__defaults__ or (), around=_around(code, values))
-    if isinstance(function, partial):
-        return Parts(bound=(function.func, *function.args, *function.keywords.values()))
-    if inspect.ismethod(function):
-        return Parts(bound=(function.__func__, function.__self__))
-    if inspect.isbuiltin(function):
-        return Parts(bound=(function.__self__,))
-    if not inspect.iscoroutine(function) or function.cr_frame is None or function.cr_suspended:
-        return Parts()
-    code, values = function.cr_code, function.cr_frame.f_locals
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    arguments = tuple(values.get(name) for name in code.co_varnames[:count])
-    return Parts(arguments, around=_around(code, values))
-
-
-def _around(code: types.CodeType, values: Mapping[str, object]) -> tuple[object, ...]:
-    if not code.co_freevars:
-        return ()
-    changing = _rebound(code)
-    return tuple(values.get(name) for name in code.co_freevars if name not in changing)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # Its variable has no value yet.
-
-
-def _rebound(code: types.CodeType) -> frozenset[str]:
-    """Variables from around a function that it gives new values itself, as a counter."""
-    found = _rebinding.get(code)
-    if found is None:
-        stores = (each for each in dis.get_instructions(code) if each.opname == "STORE_DEREF")
-        found = _rebinding[code] = frozenset(each.argval for each in stores)
-    return found
-
-
-def _is_fixed(value: object) -> bool:
-    """Whether a value stays what it is, with all that is inside."""
-    if isinstance(value, tuple | frozenset):
-        return all(map(_is_fixed, value))
-    if isinstance(value, _FIXED):
-        return not isinstance(value, bytearray)
-    return _is_frozen(type(value)) and all(
-        _is_fixed(getattr(value, name, None)) for name in _fields(value)
-    )
-
-
-def _is_frozen(kind: type) -> bool:
-    """Whether it is a class of records that nobody can change."""
-    if issubclass(kind, Struct):
-        return kind.__struct_config__.frozen
-    parameters: object = getattr(kind, "__dataclass_params__", None)
-    return bool(getattr(parameters, "frozen", False))
-
-
-class _Reading:
-    """One walk through the arguments of a call."""
-
-    def __init__(self, *, firm_only: bool = False, around: bool = True) -> None:
-        """Whether times, floats and uuids are left out, and what comes from around functions."""
-        self._firm_only = firm_only
-        self._reads_around = around
-        self._inside_around = 0
-        self._nodes = 0
-        self._functions: set[int] = set()
-        self.fleeting = False
-        self.tells = False
-        """Arguments have told something that stays the same in every run."""
-        self.tells_around = False
-        """So has what comes from around functions."""
-        self.opaque: list[object] = []
-
-    def text(self, value: object, depth: int) -> bytes:
-        """The value's type and what it holds, so that no other value has the same text."""
-        self._nodes += 1
-        kind = type(value)
-        if value is None or self._nodes > NODES_MAX or depth > DEPTH_MAX:
-            content = b""
-        # The usual types first: to ask whether a value is of any other kind takes much longer.
-        elif kind is str or kind is int:
-            self._tell()
-            content = _text(value)
-        elif kind is tuple or kind is dict:
-            content = b"".join(self._parts(value, depth + 1))
-        elif isinstance(value, _BINDING):
-            content = b"".join(self._function(value, depth + 1))
-        elif isinstance(value, _PLAIN):
-            content = self._plain(value)
-        else:
-            content = b"".join(self._parts(value, depth + 1))
-        return b"%b %d:%b" % (kind.__qualname__.encode(), len(content), content)
-
-    def _tell(self) -> None:
-        if self._inside_around:
-            self.tells_around = True
-        else:
-            self.tells = True
-
-    def _plain(self, value: object) -> bytes:
-        if isinstance(value, _FLEETING):
-            self.fleeting = True
-            return b"" if self._firm_only else _text(value)
-        self._tell()
-        if isinstance(value, enum.Enum):
-            return value.name.encode()
-        return bytes(value) if isinstance(value, bytes | bytearray) else _text(value)
-
-    def _function(self, value: object, depth: int) -> Iterable[bytes]:
-        """Its name and, the first time, its arguments and what it has bound."""
-        yield str(getattr(value, "__qualname__", "")).encode()
-        if id(value) in self._functions:
-            return
-        self._functions.add(id(value))
-        arguments, bound, around = parts_of(value)
-        yield from (self.text(each, depth) for each in arguments)
-        yield from self._fixed(bound, depth)
-        if around and self._reads_around:
-            self._inside_around += 1
-            yield from self._fixed(around, depth)
-            self._inside_around -= 1
-
-    def _fixed(self, bound: tuple[object, ...], depth: int) -> Iterable[bytes]:
-        for each in bound:
-            if isinstance(each, _BINDING) or _is_fixed(each):
-                yield self.text(each, depth)
-            else:
-                self.opaque.append(each)
-
-    def _parts(self, value: object, depth: int) -> Iterable[bytes]:
-        if isinstance(value, _NAMED):
-            return (value.__qualname__.encode(),)
-        # Concrete types first: to ask for any sequence or mapping takes much longer.
-        if isinstance(value, list | tuple):
-            return self._items(value, depth)
-        if isinstance(value, dict):
-            items = value.items()
-            return sorted(self.text(key, depth) + self.text(held, depth) for key, held in items)
-        if isinstance(value, set | frozenset):
-            return sorted(self.text(each, depth) for each in value)
-        if isinstance(value, Sequence):
-            return self._items(value, depth)
-        if isinstance(value, Mapping):
-            return self._parts(dict(value), depth)
-        fields = _fields(value)
-        if not fields:
-            self.opaque.append(value)
-        return [self.text(getattr(value, name, None), depth) for name in fields]
-
-    def _items(self, values: Sequence[object], depth: int) -> Iterable[bytes]:
-        """The first of them, and how many there are."""
-        read = (self.text(each, depth) for each in islice(values, NODES_MAX))
-        return (b"%d" % len(values), *read)
-
-
-def _text(value: object) -> bytes:
-    return str(value).encode(errors="surrogatepass")
-
-
-def _fields(value: object) -> Sequence[str]:
-    """The fields of a record; none of an object whose inside is its own affair."""
-    kind = type(value)
-    if isinstance(value, Struct):
-        return value.__struct_fields__
-    if dataclasses.is_dataclass(value):
-        return [field.name for field in dataclasses.fields(value)]
-    attributes = getattr(kind, "__attrs_attrs__", None)
-    if attributes is not None:
-        return [str(attribute.name) for attribute in attributes]
-    return list(getattr(kind, "__pydantic_fields__", ()))

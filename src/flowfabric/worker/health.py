@@ -1,7 +1,7 @@
-"""Liveness and readiness of a worker over HTTP, for what restarts it and watches deploys.
+"""Liveness and readiness of a worker over HTTP, for supervisors and deploys.
 
-It is no server: two questions are answered with a status and a word, and all else is `404`.
-Nothing that callers send is kept or shown, so it may listen on every address.
+Not a general server: it answers two questions with a status and a word, and anything else with
+`404`. It keeps and shows nothing that callers send, so it may listen on every address.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from flowfabric.errors import FlowFabricError, InvalidInput
 
 REQUEST_BYTES_MAX: Final = 16_384
 REQUEST_S: Final = 5.0
-"""How long a caller may take to say what he wants."""
+"""How long a caller may take to send its request."""
 AT_ONCE_MAX: Final = 32
-"""Callers that are answered at the same time; others are hung up on."""
+"""How many callers are answered at the same time; connections of others are closed."""
 ALIVE: Final = frozenset({"/livez"})
 READY: Final = frozenset({"/readyz", "/healthz"})
 
 
 class HealthPort:
-    """Answers whether the process lives, and by `check_ready`, which raises, whether it works."""
+    """Answers whether the process is alive, and ready: `check_ready` raises if it is not."""
 
     def __init__(self, check_ready: Callable[[], Awaitable[None]]) -> None:
         self._check_ready = check_ready
@@ -50,7 +50,7 @@ class HealthPort:
                     writer.write(await self._answer(head))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # He has left, or says nothing that ends.
+            pass  # The caller has left, or its request does not end.
         finally:
             self._callers -= 1
             writer.close()

@@ -12,11 +12,12 @@ from flowfabric.errors import OperationTimeout
 from flowfabric.outages import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
-from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks
+from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.functions import Functions, Resources
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.services import Shared
+from flowfabric.worker.tasks import watch_tasks
 
 NAME: Final = "inline"
 BATCH: Final = 100
@@ -24,11 +25,11 @@ THREADS: Final = 8
 PROCESSES: Final = 1
 PATIENCE_S: Final = 30.0
 GRACE_S: Final = 1.0
-"""How long a handler that is told to stop may take."""
+"""How long a stopping handler may take."""
 
 
 def _stay(at_ms: int) -> None:
-    """For a clock that goes by itself."""
+    """For a clock that runs by itself."""
 
 
 class InlineWorker:
@@ -70,7 +71,7 @@ class InlineWorker:
         )
 
     async def register(self) -> None:
-        """Say what it serves, so that `why` knows what the work it has not run waits for."""
+        """Register the worker, so that `why` can say what work that has not run waits for."""
         if self._tasks:
             await self._engine.register_worker(
                 self._lanes,
@@ -85,8 +86,8 @@ class InlineWorker:
     async def run_ready(self, patience_s: float = PATIENCE_S) -> int:
         """Run one batch of what is ready to its end; return how many there were.
 
-        Of handlers that take longer than `patience_s`, those with a timeout meet it by the
-        clock; the others are stopped and handed back, and `OperationTimeout` names them.
+        Handlers that take longer than `patience_s` time out by the clock if they have a timeout;
+        the others are stopped and handed back, and `OperationTimeout` names them.
         """
         if not self._tasks:
             return 0
@@ -100,7 +101,7 @@ class InlineWorker:
             lease_ttl_ms=LEASE_TTL_MS_MAX,
             capabilities=self._capabilities,
         )
-        # Nobody else is there to take a lease, and hardly any time passes while one is held.
+        # There is nobody else to take a lease, and hardly any time passes while one is held.
         attempts = [
             RunningAttempt(
                 self._shared, HeldLease(each, math.inf), self._tasks[each.execution_kind], self
@@ -134,7 +135,7 @@ class InlineWorker:
             )
 
     async def _end_all(self) -> None:
-        """Tell handlers to stop, and let go of those that do not."""
+        """Stop handlers, and abandon those that do not stop."""
         for attempt in tuple(self._left):
             attempt.stop(Stop.DRAIN, "the drain is over")
         await self._until_ended(self._left, GRACE_S)
@@ -149,7 +150,7 @@ class InlineWorker:
             await first_of(self._one_ended.wait(), timeout_s=left_s)
             left_s = deadline_s - time.monotonic()
 
-    # What attempts tell
+    # Called by attempts
 
     def handler_ended(self, attempt: RunningAttempt) -> None:
         """There are no slots to free."""
@@ -159,7 +160,7 @@ class InlineWorker:
         self._one_ended.set()
 
     def stop_asked(self, attempt: RunningAttempt) -> None:
-        """A timeout has passed by the clock that decides, too."""
+        """Move the engine's clock to the timeout as well."""
         deadline_ms = attempt.lease.claimed.attempt_deadline_ms
         if attempt.stopping is Stop.TIMEOUT and deadline_ms is not None:
             self._move_to(deadline_ms)

@@ -21,13 +21,15 @@ from msgspec import Struct
 
 from flowfabric.core import journal
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.pools import Pool
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
+from flowfabric.worker.digests import BY_NAME, KnownBy
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, raise_again
-from flowfabric.worker.functions import BY_NAME, KnownBy, is_cancelled
+from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import (
     DurableCall,
@@ -37,8 +39,9 @@ from flowfabric.worker.lines import (
     inside_step,
     root_line,
 )
-from flowfabric.worker.moves import Moves
+from flowfabric.worker.moved_calls import Moves
 from flowfabric.worker.parking import Parking, Turns
+from flowfabric.worker.pools import Pools
 from flowfabric.worker.reports import come_further
 
 # Calls as they are stored, and stored steps as a run meets them -------------
@@ -58,8 +61,9 @@ def kept_of(step: Step) -> journal.Kept:
     # What has not reached the handler has had no effect there.
     after = None if step.position is None else step.asked_after
     return journal.Kept(
-        step.step_key, step.kind, step.name, step.digest, step.number, step.parallel, after=after
-    )
+        step.step_key, step.kind, step.name, step.digest, step.number, step.parallel,
+        after=after, after_key=step.after_key
+    )  # fmt: skip
 
 
 def new_step(
@@ -187,6 +191,8 @@ class Journal:
         """Calls that wait for others which may have to ask first for what looks like them."""
         self._unsuspected = asyncio.Event()
         self._unsuspected.set()
+        self._shelves: dict[str, journal.Shelf] = {}
+        self._ordinals: dict[tuple[str, tuple[str, str, str]], int] = {}
         self._branched = False
         self.has_accepted = False
         self._keys: set[str] = set()
@@ -202,6 +208,7 @@ class Journal:
         self._swallowed = 0
         self._root = root_line(self)
         self._moves = Moves(self._root, self._untaken, self._named, self._entered)
+        self._pools = Pools(self._turns, self._moves, self.steps_of, self.lines_at)
         parking.at_work = self._moves.at_work
         parking.rest.look = self._moves.look
         current_line.set(self._root)
@@ -249,6 +256,8 @@ class Journal:
 
     async def look_up(self, call: DurableCall) -> Step | None:
         """The same, but not in its turn: see `deliver`."""
+        if self._branched:
+            await self._pools.out_of_doubt(call)
         call.line.place(call)
         if not call.is_stored:
             come_further(call)
@@ -456,10 +465,13 @@ class Journal:
             beside = self._siblings.setdefault(journal.parent_of_group(group), [])
             beside.append(self._lines[group])
         self._branched = bool(self._lines)
+        self._pools.take_in(self._by_line)
 
-    def has_submitted(self, child: str) -> bool:
-        """Whether a stored call has submitted this child."""
-        return child in self._children
+    def submits(self, child: str) -> bool:
+        """Whether a call may submit this child: no other has, neither in this run nor stored."""
+        is_free = child not in self._children
+        self._children.add(child)
+        return is_free
 
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by."""
@@ -520,9 +532,13 @@ class Journal:
         return self._steps[key]
 
     def steps_of(self, line: str) -> journal.Shelf:
-        kept = self._by_line.get(line)
-        if kept is None:
+        if line not in self._by_line:
             return NOTHING
+        if line not in self._shelves:
+            self._shelves[line] = self._shelf_of(self._by_line[line])
+        return self._shelves[line]
+
+    def _shelf_of(self, kept: list[journal.Kept]) -> journal.Shelf:
         only_equal = (
             [each.key for each in kept if self._accepts(journal.inserted_key(each.key))]
             if self.has_accepted
@@ -532,6 +548,9 @@ class Journal:
 
     def _accepts(self, key: str) -> bool:
         return accepted_key(key) in self._steps
+
+    def pool_at(self, group: str, label: str) -> Pool | None:
+        return self._pools.at(group, label)
 
     def lines_at(self, group: str) -> journal.Shelf:
         if group not in self._lines:
@@ -545,6 +564,12 @@ class Journal:
     def lines_beside(self, group: str) -> Iterable[journal.Shelf]:
         return self._siblings.get(journal.parent_of_group(group), ())
 
+    def lines_in(self, line: str) -> Iterable[journal.Shelf]:
+        return self._siblings.get(journal.parent_of_group(journal.line_group(line, "")), ())
+
+    def is_beside_work(self, line: Line) -> bool:
+        return self._moves.is_beside_work(line)
+
     def new_line_id(self, parent: str, group: str, asked: journal.Asked) -> str:
         while (made := journal.line_id(parent, group, asked)) in self._line_ids:
             asked = asked._replace(
@@ -552,6 +577,17 @@ class Journal:
             )
         self._line_ids.add(made)
         return made
+
+    def ordered_at(self, line: str, asked: journal.Asked) -> journal.Asked:
+        like = journal.alike(asked.kind, asked.name, asked.digest)
+        if (line, like) not in self._ordinals:
+            stored = (
+                journal.alike(each.kind, each.name, each.digest)
+                for each in self._by_line.get(line, ())
+            )
+            self._ordinals[line, like] = sum(each == like for each in stored)
+        self._ordinals[line, like] += 1
+        return asked._replace(equal=self._ordinals[line, like])
 
     def new_step_key(self, line: str, asked: journal.Asked) -> tuple[str, journal.Asked]:
         while (made := journal.step_key(line, asked)) in self._keys:
@@ -634,6 +670,7 @@ class Journal:
         self.closed = True
         self._turns.let_go()
         self._moves.let_go()
+        self._pools.let_go()
         self._root.let_go()
         self._root.work.end()
         self._named.clear()

@@ -156,7 +156,7 @@ def check_outside(lease: HeldLease) -> None:
     if _inside.get() == lease.handle.lease_id:
         raise errors.InvalidInput(
             "ctx",
-            "inside a fence none of its verbs can be used: they would wait for your transaction,"
+            "cannot be used inside a fence: its verbs would wait for your transaction,"
             " and it for them. Leave `with ctx.fence(…)` first; what belongs into the"
             " transaction is submitted with app.submit(…, connection=…)",
         )
@@ -173,7 +173,7 @@ class Inside:
         """Before the store is asked."""
         self._lease.require()
         if _inside.get() == self._lease.handle.lease_id:
-            raise errors.InvalidInput("fence", "is open already; one transaction at a time")
+            raise errors.InvalidInput("fence", "is already open; use one transaction at a time")
         self._asked_at_s = clock_s()
 
     def enter(self, broken_by: BrokenBy) -> None:
@@ -312,10 +312,12 @@ class Heartbeat:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def add(self, lease: HeldLease) -> None:
-        lease.renew_soon = self._renew_now
+    def add(self, *leases: HeldLease) -> None:
+        renew_soon = self._renew_now
+        for lease in leases:
+            lease.renew_soon = renew_soon
         with self._lock:
-            self._held[lease.handle.lease_id] = lease
+            self._held.update((lease.handle.lease_id, lease) for lease in leases)
 
     def remove(self, lease: HeldLease) -> None:
         with self._lock:

@@ -36,60 +36,10 @@ from flowfabric.core.journal import (
     named_line,
     siblings_key,
 )
+from flowfabric.core.pools import VALUES, Burst, Pool, may_be_of_another
 from flowfabric.core.records import Step, StepKind
-from flowfabric.worker.functions import KnownBy, known_by
-
-
-class TaskActivity:
-    """What a task of a handler is about."""
-
-    __slots__ = (
-        "branches",
-        "calls",
-        "ended",
-        "held",
-        "in_turn",
-        "picks",
-        "running",
-        "starter",
-        "unseen",
-    )
-
-    def __init__(self, starter: "TaskActivity | None" = None) -> None:
-        self.starter = starter
-        self.running: object = None
-        """The task itself, as long as it runs."""
-        self.calls = 0
-        """Durable calls of it that are awaited."""
-        self.held = 0
-        """Those it awaits itself: it does nothing else meanwhile."""
-        self.branches = 0
-        """Tasks it has started that have not ended."""
-        self.ended = 0
-        """Tasks it has started that have ended since its last call."""
-        self.unseen = 0
-        """Those that have ended during its calls: it may not have gone on with them yet."""
-        self.in_turn = False
-        """It may go on as they end: one has failed, was cancelled, or has ended before others."""
-        self.picks = False
-        """It was seen to wait for a set of them: which it goes on with first is a matter of chance
-        if several have ended."""
-        if starter is not None:
-            starter.branches += 1
-
-    @property
-    def is_outside_calls(self) -> bool:
-        """Whether it waits neither in a durable call nor for branches of its own."""
-        return self.calls == 0 and self.branches == 0
-
-    def end(self, *, cut_off: bool = False) -> None:
-        if self.starter is not None:
-            self.starter.branches -= 1
-            self.starter.ended += 1
-            self.starter.unseen += self.starter.held > 0
-            self.starter.in_turn |= cut_off or self.starter.branches > 0
-        self.starter = self.running = None
-
+from flowfabric.worker.activity import TaskActivity
+from flowfabric.worker.digests import KnownBy, known_by
 
 T = TypeVar("T")
 
@@ -120,9 +70,21 @@ class Watched(Protocol):
     def lines_beside(self, group: str) -> Iterable[Shelf]:
         """Those that are stored as started at any place of the same line."""
 
+    def lines_in(self, line: str) -> Iterable[Shelf]:
+        """Those that are stored as started in a line, at any place."""
+
+    def pool_at(self, group: str, label: str) -> Pool | None:
+        """What is stored of the lines of one coroutine function that were started at one place."""
+
     def step(self, key: str) -> Step: ...
 
+    def is_beside_work(self, line: "Line") -> bool:
+        """Whether a branch like this one, or one it has started, works outside of calls."""
+
     def new_line_id(self, parent: str, group: str, asked: Asked) -> str: ...
+
+    def ordered_at(self, line: str, asked: Asked) -> Asked:
+        """A new call with its ordinal among those like it in a line, whoever has made them."""
 
     def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]: ...
 
@@ -168,8 +130,8 @@ class DurableCall:
     """One call of a durable verb. While it is under way, use it as a context."""
 
     __slots__ = (
-        "after_key", "asked", "before", "begins", "has_result", "holds_line", "key", "kind", "line",
-        "made", "refusal", "refused_as", "step", "took_ms", "work"
+        "after_key", "asked", "before", "begins", "beside", "has_result", "holds_line", "home",
+        "key", "kind", "line", "made", "refusal", "refused_as", "step", "took_ms", "work"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -178,10 +140,14 @@ class DurableCall:
         self.asked = asked
         self.made = made
         self.key = ""
+        self.home: str | None = None
+        """The line of the calls before it, where branches that share their items have exchanged."""
         self.after_key: str | None = None
         self.step: Step | None = None
         """What is stored of it."""
         self.before = line.before
+        self.beside: Forks | None = None
+        """Where the first of the branches was started that are under way."""
         self.work = line.work
         self.holds_line = False
         """The task of its line awaits it: nothing more is called there meanwhile."""
@@ -204,6 +170,11 @@ class DurableCall:
         return self.asked.name
 
     @property
+    def forked_after(self) -> str | None:
+        """The key of the call before the branches that are under way; None if there are none."""
+        return None if self.beside is None else self.beside.key
+
+    @property
     def identity(self) -> str:
         """What ids of things it creates are made of: the same in every run, before it is stored."""
         path: list[str] = []
@@ -211,6 +182,8 @@ class DurableCall:
             path.insert(0, line.known_as)
             if line.is_named:
                 break
+        if self.home is not None:
+            path[-1] = self.home
         return identity(path, self.asked)
 
     @property
@@ -274,6 +247,12 @@ class Forks:
         """
         return min((call.key for call in self.after), default="")
 
+    def line(self, parent: "Line") -> str:
+        """The line of that call: branches that share their items may have stored it in another."""
+        steps = {call.key: call.step for call in self.after}
+        step = steps.get(self.key)
+        return parent.known_as if step is None else step.line
+
 
 class Line:
     """Calls made one after another: those of one task, as a rule."""
@@ -292,6 +271,9 @@ class Line:
         """The lines started before the calls that are being made."""
         self.started_at: Forks | None = None if parent is None else parent.forks
         self._after_key: str | None = None
+        self._after_value = False
+        self.pool: Pool | None = None
+        """What is stored of it and its equals, if any of it is."""
         self._burst: list[DurableCall] = []
         self._bursts: deque[list[DurableCall]] = deque()
         self._numbers: dict[tuple[str, ...], int] = {}
@@ -304,6 +286,8 @@ class Line:
         self._acts = False
         """One of them may have an effect."""
         self._active = False
+        self._under_way: dict[Line, None] = {}
+        """Branches that have not ended, in the order they were started."""
         self._quiet: set[Line] = set()
         """Branches that have made no call yet."""
         self._arrived = False
@@ -311,8 +295,8 @@ class Line:
         self._ended_beside = 0
         """Branches, and calls awaited by others, that have ended since its last call."""
         self._in_turn = True
-        """It may have gone on with one of them at a time. As a set has them, their order is
-        another in every run."""
+        """It may have handled them one at a time. If they came from a set, their order differs in
+        every run."""
         self.work = TaskActivity()
         """Of the task that makes its calls."""
         self.news_ms: int = 0 if parent is None else parent.news_ms
@@ -338,8 +322,14 @@ class Line:
         self._ended_beside = self.work.unseen = self.work.unseen if parallel else 0
         after = self._after(parallel, quiet)
         at_once = quiet and after is not None and not self._quiet
-        asked = Asked(kind, name, known.digest, number, parallel, equal, 1, quiet, at_once, after)
+        # Of the arguments of a child nothing may be hidden.
+        tells = known.tells and not (kind is StepKind.SUBMIT and known.opaque)
+        asked = Asked(
+            kind, name, known.digest, number, parallel, equal, 1, quiet, at_once, after, tells
+        )
         call = DurableCall(self, kind, asked, made)
+        oldest = next(iter(self._under_way), None)
+        call.beside = None if oldest is None else oldest.started_at
         call.refusal = self._indistinct(asked, known, ended)
         if kind in _EFFECTS:
             call.begins, self._acts = not (self._acts or known.is_vague), True
@@ -420,6 +410,22 @@ class Line:
         while not call.key:
             self._place_burst(self._bursts.popleft())
 
+    def in_doubt(self, call: DurableCall) -> Burst | None:
+        """The burst of a call, if other branches may have to ask first for what it stands for."""
+        if call.key:
+            return None
+        self.identify()
+        if self.pool is None:
+            return None
+        while call not in self._bursts[0]:
+            self._place_burst(self._bursts.popleft())
+        burst = self._asked_in(self._bursts[0])
+        return burst if self.pool.in_doubt(burst) else None
+
+    def _asked_in(self, burst: list[DurableCall]) -> Burst:
+        asked = [call.asked for call in burst]
+        return Burst(self.known_as, asked, self._after_key, self._after_value)
+
     def place_all(self) -> None:
         """Say it of every call made so far."""
         self.identify()
@@ -440,12 +446,18 @@ class Line:
     def _place_burst(self, burst: list[DurableCall]) -> None:
         if burst is self._burst:
             self._close_burst()
-        matches = self.shelf.take([call.asked for call in burst])
+        if self.pool is None:
+            matches = self.shelf.take([call.asked for call in burst], burst[0].forked_after)
+        else:
+            matches = self.pool.take(self._asked_in(burst))
         for call, match in zip(burst, matches, strict=True):
             call.after_key = self._after_key
             if match.kept is not None:
                 call.key, call.step = match.kept.key, self.journal.step(match.kept.key)
             else:
+                if self.pool is not None and self.pool.exchanged:
+                    call.home = self.pool.line_of(self._after_key) or self.known_as
+                    call.asked = self.journal.ordered_at(call.home, call.asked)
                 call.key, call.asked = self.journal.new_step_key(self.known_as, call.asked)
                 call.refusal = (
                     self.refusal or call.refusal or match.refusal or self._refusal_of_branches(call)
@@ -454,6 +466,7 @@ class Line:
                     call.refused_as = inserted_key(match.instead_of)
             self._accept(call)
         self._after_key = burst[-1].key
+        self._after_value = any(call.kind in VALUES for call in burst)
 
     def _accept(self, call: DurableCall) -> None:
         """Let a call run that a person has accepted, itself or in another branch like this one."""
@@ -479,7 +492,7 @@ class Line:
         """What is stored of the branches started at a place, and not started in this run."""
         if forks.waiting:
             forks.waiting[0].identify()
-        return self.journal.stored_at(self.known_as, forks.key)
+        return self.journal.stored_at(forks.line(self), forks.key)
 
     def identify(self) -> None:
         """Find the stored line this one continues, together with those started with it."""
@@ -489,22 +502,46 @@ class Line:
         parent.identify()
         if forks.after:
             parent.place(forks.after[0])
-        group = line_group(parent.known_as, forks.key)
+        around = forks.line(parent)
+        group = line_group(around, forks.key)
         after_key = forks.key or None
         waiting, forks.waiting = forks.waiting, []
         if self not in waiting:
             waiting.append(self)
-        matches = self.journal.lines_at(group).take([each.asked for each in waiting])
-        for line, match in zip(waiting, matches, strict=True):
+        here = self.journal.lines_at(group)
+        exchanged = {line: parent._exchanged(line.asked, here) for line in waiting}
+        rest = [line for line, kept in exchanged.items() if kept is None]
+        matches = dict(zip(rest, here.take([each.asked for each in rest]), strict=True))
+        for line in waiting:
             line._after_key = after_key
-            line.refusal = line.refusal or match.refusal
-            kept = match.kept
+            kept = exchanged[line]
             if kept is None:
-                kept = self._elsewhere(line.asked, group)
+                line.refusal = line.refusal or matches[line].refusal
+                kept = matches[line].kept or self._elsewhere(line.asked, group)
+            if kept is not None and parent._may_be_exchanged(line.asked, kept):
+                line.refusal, kept = may_be_of_another(line.asked), None
             if kept is not None:
                 line.refusal, line.id = "", kept.key
             else:
-                line.id = self.journal.new_line_id(parent.known_as, group, line.asked)
+                line.id = self.journal.new_line_id(around, group, line.asked)
+            line.pool = self.journal.pool_at(group, line.asked.name)
+
+    def _exchanged(self, asked: Asked, here: Shelf) -> Kept | None:
+        """An equal branch that another line has started for an item which this one has now."""
+        if self.pool is None or not asked.tells or here.has_equal(asked):
+            return None
+        others = (self.journal.lines_in(line) for line in self.pool.lines if line != self.id)
+        found = (shelf.take_same(asked) for shelves in others for shelf in shelves)
+        kept = next((each for each in found if each is not None), None)
+        if kept is not None:
+            self.pool.exchanged = True
+        return kept
+
+    def _may_be_exchanged(self, asked: Asked, kept: Kept) -> bool:
+        """Whether a branch found by its number alone may be for an item that another line has."""
+        if self.pool is None or not asked.tells or firm(asked.digest) == firm(kept.digest):
+            return False
+        return self.pool.exchanged or self.journal.is_beside_work(self)
 
     def _elsewhere(self, asked: Asked, group: str) -> Kept | None:
         """An equal branch that is stored after another call, which this run may not have made."""
@@ -523,11 +560,15 @@ class Line:
         """Where it starts others now; None while calls before that are to be placed."""
         if self.id is None or any(not call.key for call in self.forks.after):
             return None
-        return line_group(self.id, self.forks.key)
+        return line_group(self.forks.line(self), self.forks.key)
 
     @property
     def is_named(self) -> bool:
         return self.id is not None and self.id.startswith("=")
+
+    def is_sibling(self, other: "Line") -> bool:
+        """Whether both were started at one place and run the same coroutine function."""
+        return self.started_at is other.started_at and self.asked.name == other.asked.name
 
     @property
     def known_as(self) -> str:
@@ -552,11 +593,12 @@ class Line:
         number = _numbered(self.forks.numbers, label, digest, parallel)
         equal = _count(self._equals, alike(BRANCH, label, digest))
         same = _count(self._equals, (BRANCH, label, digest, "same"))
-        asked = Asked(BRANCH, label, digest, number, parallel, equal, same)
+        asked = Asked(BRANCH, label, digest, number, parallel, equal, same, tells=known.tells)
         made = Line(self.journal, self, asked, self.journal.tick())
         made.refusal = self._indistinct(asked, known, self.work.ended)
         made.work = TaskActivity(self.work)
         self.forks.waiting.append(made)
+        self._under_way[made] = None
         # Not at once: what is started together is in the order of the code.
         asyncio.get_running_loop().call_soon(self._quiet.add, made)
         self.journal.task_began(made)
@@ -595,6 +637,7 @@ class Line:
         parent.news_ms = max(parent.news_ms, self.news_ms)
         parent._arrived |= self in parent._quiet
         parent._quiet.discard(self)
+        parent._under_way.pop(self, None)
         if self._active:
             self._active = False
             parent._open -= 1
@@ -610,6 +653,7 @@ class Line:
         self._burst = []
         self._bursts.clear()
         self._quiet.clear()
+        self._under_way.clear()
         self._opaque.clear()
 
     # Failures

@@ -314,6 +314,9 @@ class Turns:
         """The handler has come to rest since it was given something."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._held: list[asyncio.Future[None]] = []
+        self._doubtful: list[asyncio.Future[None]] = []
+        self.doubts = 0
+        """Calls of which it is not certain what they stand for. Nothing new runs meanwhile."""
         self._patience: asyncio.TimerHandle | None = None
         self._patient = True
         self._closed = False
@@ -349,28 +352,59 @@ class Turns:
             self._rest.watch()
 
     async def run_new(self, *, at_rest: bool = False) -> None:
-        """Wait until a new call may run; `at_rest`, if others may go on beside it."""
+        """Wait until a new call may run; with `at_rest`, also until other branches are idle."""
         parking = self._parking
         if self._closed or parking is None:
             return
         if not at_rest and (self.alone or not self.order.replaying):
             return
+        await self._at_next_rest(self._held)
+
+    async def _at_next_rest(self, turns: "list[asyncio.Future[None]]") -> None:
+        parking = self._parking
+        if parking is None:
+            return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._held.append(turn)
+        turns.append(turn)
         self._rest.watch()
         # Not busy meanwhile: nothing new runs if the code turns out not to fit.
         parking.end()
         try:
             await turn
         finally:
-            self._held.remove(turn)
+            turns.remove(turn)
             parking.begin()
             self._rest.watch()
+
+    def _at_rest_in_doubt(self) -> bool:
+        """Give the handler what is stored, in whatever order it asks; then look at the doubts."""
+        position = self.order.next(patient=False)
+        if position is not None:
+            self._deliver(position)
+        else:
+            for turn in self._doubtful:
+                _end_turn(turn)
+        return position is not None or bool(self._doubtful)
+
+    def _deliver(self, position: int) -> None:
+        self._settled = False
+        if not self._rest.reached:
+            self.order.reached = None
+        self.order.deliver(position)
+        _end_turn(self._waiting[position])
+        self._rest.moved()
+        self._rest.watch()
+
+    async def doubt(self) -> None:
+        """Wait until the handler is at rest, and has everything stored that it asks for."""
+        await self._at_next_rest(self._doubtful)
 
     def _at_rest(self) -> bool:
         self._settled = True
         if self._closed or self._parking is None:
             return False
+        if self.doubts:
+            return self._at_rest_in_doubt()
         if self.order.expects and (self._waiting or self._held):
             if self._patient:
                 self._wait_for_expected()
@@ -387,13 +421,7 @@ class Turns:
         # What runs now may not fit what is stored: nothing else goes on before that is known.
         position = None if runs else self.order.next()
         if position is not None:
-            self._settled = False
-            if not self._rest.reached:
-                self.order.reached = None
-            self.order.deliver(position)
-            _end_turn(self._waiting[position])
-            self._rest.moved()
-            self._rest.watch()
+            self._deliver(position)
         return runs or position is not None
 
     def _wait_for_expected(self) -> None:
@@ -415,7 +443,7 @@ class Turns:
         """Nothing more reaches the handler."""
         self._closed = True
         self._lose_patience(False)
-        for turn in (*self._waiting.values(), *self._held):
+        for turn in (*self._waiting.values(), *self._held, *self._doubtful):
             turn.cancel()
 
     def let_go(self) -> None:

@@ -145,7 +145,7 @@ DURABLE: Final = Durable()
 NEVER_MS: Final = -1
 NEW_MS: Final = 2**62
 
-LOST: Final = (LeaseExpired, StaleOwnerCannotAppend, StreamClosed)
+LOST_STREAM: Final = (LeaseExpired, StaleOwnerCannotAppend, StreamClosed)
 
 emitting_step: ContextVar[str | None] = ContextVar("flowfabric_emitting_step", default=None)
 """The key of the step whose function runs."""
@@ -255,7 +255,7 @@ class Emitter:
             while self._waiting:
                 await self._store(tuple(self._take()))
                 self._room.set()
-        except LOST as error:
+        except LOST_STREAM as error:
             self._lease.lose(await self._why_lost(error))
             self._give_up()
         except Exception as error:
@@ -317,7 +317,7 @@ def frames_of(
 ) -> list[NewFrame]:
     """What was emitted as frames: one, or several if it is a long text."""
     if kind in OUR_KINDS:
-        raise InvalidInput("kind", "is a kind of our own, which readers act on; use another", kind)
+        raise InvalidInput("kind", "is reserved: readers act on it; use another kind", kind)
     mode = DURABLE if live is None else BestEffortLive(ttl_ms=_live_ms(live))
     if isinstance(content, str):
         parts = [content] if len(content) <= TEXT_CHARS else _parts(content)

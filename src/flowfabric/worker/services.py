@@ -5,7 +5,7 @@ import concurrent.futures
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, wraps
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
@@ -20,7 +20,6 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.results import CreateResult
 from flowfabric.core.steps import NewStep, StepStored
-from flowfabric.core.waitpoints import PendingWaitpoint
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
@@ -30,10 +29,10 @@ from flowfabric.engine.waitpoints import PastRuns, SuspensionView
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import statements_within
+from flowfabric.parts import Twin
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
-from flowfabric.task import Call as Submission
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Raised, Resources
 from flowfabric.worker.journal import Journal
@@ -44,15 +43,15 @@ from flowfabric.worker.reports import Emitter, Reports
 
 # Noticing that a handler has called a verb and not awaited it ---------------
 #
-# Such a call does nothing, and a handler that returns without it looks as if it had done its
-# work. So what verbs return is remembered, and looked at when the handler has ended.
+# Such a call does nothing, and a handler that returns without awaiting it looks as if it had
+# done its work. So the coroutines that verbs return are remembered, and checked at the end.
 
 LOOK_AT: Final = 64
-"""How many are remembered before those that were awaited are forgotten."""
+"""How many are remembered before the awaited ones are dropped."""
 
 
 class Promise(NamedTuple):
-    """What a verb has returned, and the call as the code has it."""
+    """The coroutine a verb has returned, and the call as it is written in the code."""
 
     called: str
     coroutine: Coroutine[object, object, object]
@@ -64,12 +63,12 @@ class Promise(NamedTuple):
         return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
 
     def may_be_kept(self, handler: asyncio.Task[object] | None) -> bool:
-        """Whether a branch has called it that has not ended: the handler ends without that."""
+        """Whether it was called by a branch that still runs and may await it."""
         return not (self.caller is handler or self.caller is None or self.caller.done())
 
 
 class Promises:
-    """What the verbs of one handler have returned."""
+    """The coroutines that the verbs of one handler have returned."""
 
     def __init__(self) -> None:
         self._made: list[Promise] = []
@@ -86,7 +85,7 @@ class Promises:
             self._look_at = max(LOOK_AT, 2 * len(self._made))
 
     def check(self) -> None:
-        """Raise if some were never awaited: by the handler, or by a task that has begun."""
+        """Raise if some were never awaited, by the handler or by a task that has ended."""
         handler = asyncio.current_task()
         found = [promise for promise in self._open() if not promise.may_be_kept(handler)]
         for promise in found:
@@ -108,14 +107,14 @@ log = open_log(__name__)
 
 T = TypeVar("T")
 
-LOST: Final = (
+LOST_LEASE: Final = (
     errors.ExecutionNotActive,
     errors.LeaseConflict,
     errors.LeaseExpired,
     errors.LeaseRevoked,
     errors.StaleLease,
 )
-"""What the engine answers a worker that no longer holds the lease."""
+"""The engine's refusals of a worker that no longer holds the lease."""
 STOP_WAIT_S: Final = 1.0
 FENCE_PATIENCE_MIN_S: Final = 1.0
 
@@ -133,7 +132,7 @@ class Shared:
         in_process_sleep_ms: int,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`pause` waits so many seconds in place."""
+        """`pause` waits the given seconds in place."""
         self.engine = engine
         self.reports = reports
         self.submissions = submissions
@@ -154,22 +153,22 @@ class Recorder:
         self._lease = lease
         self._parking = parking
         self._later: list[NewStep] = []
-        """What the handler does not wait for, and nobody has begun to store."""
+        """Steps that the handler does not wait for and that are not being stored yet."""
         self._recording: asyncio.Task[None] | None = None
         self._refused: Exception | None = None
-        """Why something the handler did not wait for cannot be stored."""
+        """Why a step that the handler did not wait for cannot be stored."""
 
     async def store(self, step: NewStep) -> StepStored:
         check_outside(self._lease)
         if self._recording is not None:
-            # What the handler did not wait for comes before it: it was called before.
+            # Steps that the handler did not wait for come first: they were called before.
             await self.settle()
         if self._refused is not None:
             raise self._refused
         return await fenced(self._lease, self._send(step))
 
     async def room(self) -> None:
-        """Wait while as much is to be stored as the store takes at once."""
+        """Wait while a full batch of steps is waiting to be stored."""
         if len(self._later) >= BATCH_MAX:
             await self.settle()
 
@@ -182,7 +181,7 @@ class Recorder:
             self._recording.add_done_callback(lambda _: busy.close())
 
     async def settle(self) -> None:
-        """Wait until everything is stored that the handler did not wait for."""
+        """Wait until all steps are stored that the handler did not wait for."""
         while (recording := self._recording) is not None:
             if self._lease.lost is not None:
                 recording.cancel()
@@ -192,16 +191,16 @@ class Recorder:
                 self._recording = None
 
     async def _store_waiting(self) -> None:
-        """In order: a later run must not find a call stored, and not the one before it."""
+        """In order: a later run must not find a call without the one before it."""
         steps: list[NewStep] = []
         try:
             while self._later and self._refused is None:
                 steps, self._later = self._later[:BATCH_MAX], self._later[BATCH_MAX:]
                 await self._send_all(steps)
-        except LOST as error:
+        except LOST_LEASE as error:
             self._lease.lose(why_lost(error))
         except Exception as error:
-            # Later runs find it out again, provided that nothing is stored after it.
+            # Later runs meet the same refusal, provided that nothing is stored after it.
             self._refused = error
             keys = ", ".join(step.step_key for step in steps)
             log.warning("not stored: %s: %s", keys, error, extra=self._lease.log_fields)
@@ -210,7 +209,7 @@ class Recorder:
 
     async def _send_all(self, steps: Sequence[NewStep]) -> None:
         if len(steps) == 1:
-            # Together with those of other handlers.
+            # Together with steps of other handlers.
             await self._send(steps[0])
             return
         reports = [StepReport(handle=self._lease.handle, step=step) for step in steps]
@@ -228,16 +227,16 @@ class Recorder:
 
 
 class Unfinished:
-    """Functions of steps that run, of one attempt, which does not fail before they have ended.
+    """Step functions of one attempt that still run; the attempt does not fail before they end.
 
-    When a branch fails, those of others run on, and a thread does although it was cancelled. Their
-    effects happen: unless what they return is stored, the next attempt has them again.
+    When a branch fails, the steps of others continue, and a thread does even if it was cancelled.
+    Their effects happen: unless their results are stored, the next attempt repeats them.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.late: list[tuple[DurableCall, object]] = []
-        """What came from threads after the handler had cancelled the call."""
+        """Results that threads returned after the handler had cancelled the call."""
         self._none = asyncio.Event()
 
     def begin(self) -> None:
@@ -270,6 +269,7 @@ class Services:
         self, shared: Shared, lease: HeldLease, parking: Parking, progress: PastRuns
     ) -> None:
         self._shared = shared
+        self.engine = shared.engine
         self._last_pause = progress.pause
         self._loop = shared.loop
         self._thread = threading.get_ident()
@@ -281,7 +281,7 @@ class Services:
         self.pause = shared.pause
         self.stopped: str | None = None
         self.waitpoints_made = 0
-        """By this run of the handler, which asks for each again; some may be closed by now."""
+        """By this run of the handler, which makes each again; some may be closed by now."""
         self.promises = Promises()
         self.unfinished = Unfinished()
         self._emitter: Emitter | None = None
@@ -296,14 +296,14 @@ class Services:
             return False
 
     def check(self) -> None:
-        """Stop here if the handler has been told to stop, or should have been by now."""
+        """Stop here if the handler is to stop, or should have stopped by now."""
         self.lease.check()
         if self.stopped is not None:
             raise asyncio.CancelledError(self.stopped)
         check_outside(self.lease)
 
     def stop(self, reason: str) -> None:
-        """Tell the handler to stop: what its thread waits for ends at once."""
+        """Stop the handler: whatever its thread waits for ends at once."""
         self.stopped = reason
         self.steps.close()
         for call in self._calls:
@@ -317,13 +317,13 @@ class Services:
         )
 
     async def finish_steps(self) -> None:
-        """The handler has failed: begin nothing more, and store what runs on without it."""
+        """The handler has failed: begin nothing more, and store the steps that still run."""
         self.steps.close()
         if self.unfinished.count:
             log.info("failed; its running steps end first", extra=self.lease.log_fields)
         await self.unfinished.wait()
         for call, result in self.unfinished.late:
-            # Unless the handler had gone on without it: then that is stored.
+            # Unless the handler continued without it: then the cancellation is stored.
             if any(seen.call is call for seen in self.steps.seen):
                 with suppress(errors.InvalidInput):
                     await self.steps.store(call, result=encode_step(call.key, result))
@@ -356,49 +356,25 @@ class Services:
         except concurrent.futures.CancelledError:
             raise asyncio.CancelledError(self.stopped) from None
 
-    async def progress(self, percent: int | None, message: str | None) -> None:
-        engine, handle = self._shared.engine, self.lease.handle
-        await self._tell(lambda: engine.progress(handle, percent=percent, message=message))
-
     async def post(self, request: BudgetRequest) -> BudgetOutcome:
-        """A word to a budget, together with those of other handlers."""
-        return await self._tell(lambda: self._shared.reports.usage.add(request))
+        """Send a request to a budget, together with those of other handlers."""
+        return await self.tell(lambda: self._shared.reports.usage.add(request))
 
     def key_of(self, identity: str) -> str:
-        """What a call is known by outside its execution."""
+        """The key of a call outside its execution."""
         return f"{self.lease.claimed.execution_id}:{identity}"
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
-        engine = self._shared.engine
-        found = await self._tell(lambda: engine.find_outcomes([execution_id]))
+        found = await self.tell(lambda: self.engine.find_outcomes([execution_id]))
         if execution_id in found.missing:
             raise errors.NotFound("execution", execution_id)
         return found.ended.get(execution_id)
 
-    async def tags(self) -> Mapping[str, str]:
-        engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
-        return (await self._tell(lambda: engine.read_execution_context(execution_id))).tags
-
-    async def create_waitpoint(
-        self, name: str, *, waitpoint_id: str, expires_in_ms: int
-    ) -> PendingWaitpoint:
-        engine, handle = self._shared.engine, self.lease.handle
-        return await self._tell(
-            lambda: engine.create_waitpoint(
-                handle,
-                name,
-                expires_in_ms=expires_in_ms,
-                waitpoint_id=waitpoint_id,
-                own_name_only=True,
-            ),
-        )
-
     async def take_signals(self, pause: Pause, *, announce: bool) -> SuspensionView | None:
-        """What a pause would end with at once; None if it would not."""
-        engine, handle = self._shared.engine, self.lease.handle
-        return await self._tell(
-            lambda: engine.take_signals(
-                handle,
+        """How a pause would end at once; None if it would not."""
+        return await self.tell(
+            lambda: self.engine.take_signals(
+                self.lease.handle,
                 suspension_id=pause.suspension_id,
                 resume_condition=pause.condition,
                 announce=announce,
@@ -407,24 +383,22 @@ class Services:
 
     def kept_hints(self) -> HintListener:
         """Tells when signals may have reached an execution of this worker."""
-        return self._shared.engine.store.hints(
-            [kept_topic(self.lease.claimed.handle.worker_instance_id)]
-        )
+        return self.engine.store.hints([kept_topic(self.lease.claimed.handle.worker_instance_id)])
 
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
         last = self._last_pause
         if last is not None and last.suspension_id == suspension_id and not last.is_open:
-            # It stays as it is.
+            # A pause that has ended never changes.
             check_outside(self.lease)
             return last
-        engine, execution_id = self._shared.engine, self.lease.claimed.execution_id
-        return await self._tell(lambda: engine.describe_suspension(execution_id, suspension_id))
+        execution_id = self.lease.claimed.execution_id
+        return await self.tell(lambda: self.engine.describe_suspension(execution_id, suspension_id))
 
     def fence(self, connection: object) -> "FencedTransaction":
-        return FencedTransaction(self._shared.engine, self.lease, connection, self._loop)
+        return FencedTransaction(self.engine, self.lease, connection, self._loop)
 
     async def submit_child(
-        self, identity: str, call: Submission[object], options: Options
+        self, identity: str, call: Call[object], options: Options
     ) -> ExecutionId:
         """Create an execution that names this one as its parent. Safe to repeat."""
         parent = self.lease.claimed.execution_id
@@ -437,34 +411,33 @@ class Services:
             (checked,) = submissions.check([call], options, namespace, parent)
             return await submissions.submit(checked)
 
-        created = await self._tell(submit)
+        created = await self.tell(submit)
         if created.execution_id == parent:
             named = "execution_id" if options.idempotency_key is None else "idempotency_key"
             raise errors.InvalidInput(named, "is this run's own; give the child another")
         return created.execution_id
 
     def _child_id(self, parent: ExecutionId, identity: str) -> ExecutionId:
-        engine = self._shared.engine
         # A call whose arguments have changed since may have been what this one is now.
-        while self.steps.has_submitted(made := child_id(engine, parent, identity)):
+        while not self.steps.submits(made := child_id(self.engine, parent, identity)):
             identity += "'"
         return made
 
     @property
     def emitter(self) -> Emitter:
-        """Made by the first word a handler says."""
+        """Made when the handler first emits something."""
         if self._emitter is None:
-            self._emitter = Emitter(self._shared.engine, self._shared.reports, self.lease)
+            self._emitter = Emitter(self.engine, self._shared.reports, self.lease)
         return self._emitter
 
     async def flush(self) -> None:
-        """Wait until what the handler has said is stored."""
+        """Wait until everything the handler has emitted is stored."""
         if self._emitter is not None and not self._emitter.is_idle:
             with self.parking.working():
                 await self._emitter.flush()
 
     async def settle(self) -> None:
-        """Store what the handler did not wait for, once it has ended."""
+        """After the handler has ended, store everything it did not wait for."""
         await self._recorder.settle()
         if self._emitter is not None:
             await self._emitter.close()
@@ -475,7 +448,7 @@ class Services:
         self.parking.let_go()
         self.promises.let_go()
 
-    async def _tell(self, report: Callable[[], Awaitable[T]]) -> T:
+    async def tell(self, report: Callable[[], Awaitable[T]]) -> T:
         """Make an idempotent call to the engine."""
         check_outside(self.lease)
         await self._recorder.room()
@@ -486,9 +459,9 @@ async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
     """A refusal by the fence stops the handler; there is nothing it could do about it."""
     try:
         return await work
-    except LOST as error:
+    except LOST_LEASE as error:
         lease.lose(why_lost(error))
-        # The cancellation arrives here, wherever in the handler this is.
+        # The cancellation is raised here, wherever in the handler this is.
         await asyncio.sleep(STOP_WAIT_S)
         raise asyncio.CancelledError(why_lost(error)) from None
 
@@ -509,8 +482,8 @@ class FencedTransaction:
         self._loop = loop
         self._inside = Inside(lease)
         self._patience_s = max(lease.ttl_s / 6, FENCE_PATIENCE_MIN_S)
-        """How long a statement may take, the wait for the row apart: that may go on as long as
-        others are in their fence, so it is asked for again and again."""
+        """How long a statement may take, not counting the wait for the row: others may be in their
+        fence for long, so a lock timeout is retried."""
 
     def __enter__(self) -> None:
         with self._refusing(), statements_within(self._patience_s):
@@ -565,13 +538,13 @@ class FencedTransaction:
         """`fenced` for a handler's thread."""
         try:
             yield
-        except LOST as error:
+        except LOST_LEASE as error:
             self._loop.call_soon_threadsafe(self._lease.lose, why_lost(error))
             raise asyncio.CancelledError(why_lost(error)) from None
 
 
 async def _contained(work: Coroutine[object, object, T], done: "concurrent.futures.Future[T]") -> T:
-    """What would end the event loop ends the handler's call, and nothing else."""
+    """Errors that would end the event loop end only the handler's call."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:
@@ -590,13 +563,14 @@ def _hand_over(task: "asyncio.Task[T]", done: "concurrent.futures.Future[T]") ->
         done.set_result(task.result())
 
 
-# What the verbs of a context have in common, and what they refuse before they do anything
+# What the verbs of a context have in common, and what they refuse at once
 
 P = ParamSpec("P")
 V = TypeVar("V", bound="Verbs")
+V_co = TypeVar("V_co", bound="Verbs", covariant=True)
 
 IN_STEPS: Final = ("progress", "emit", "summary", "tags")
-"""What the function of a step may call; everything else is refused there for that reason."""
+"""The verbs that a step's function may call; all others are refused inside a step."""
 
 
 class Verbs(HandlerContext):
@@ -607,11 +581,21 @@ class Verbs(HandlerContext):
     """Whether a thread waits for what the verbs return: `ctx.blocking` does."""
 
 
+class BlockingVerbs(Twin[V_co]):
+    """The same verbs for plain functions, which run in a thread."""
+
+    def __init__(self, context: V_co) -> None:
+        self._context = context
+
+    def _call(self, method: Callable[[V_co], Coroutine[object, object, T]]) -> T:
+        return self._context._services.wait(method(self._context))
+
+
 def on_loop(
     verb: Callable[Concatenate[V, P], Coroutine[object, object, T]],
 ) -> Callable[Concatenate[V, P], Coroutine[object, object, T]]:
-    """Refuse a verb at once where it cannot be awaited, as in a plain function; and see to it
-    that it is."""
+    """Refuse a verb at once where it cannot be awaited, as in a plain function, and check later
+    that it was awaited."""
 
     @wraps(verb)
     def checked(self: V, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, T]:
@@ -624,14 +608,14 @@ def on_loop(
 def promised(
     verbs: Verbs, name: str, args: Sequence[object], made: Coroutine[object, object, T]
 ) -> Coroutine[object, object, T]:
-    """What a verb returns: the handler has to await it."""
+    """Remember what a verb returns: the handler has to await it."""
     if not verbs._waits:
         verbs._services.promises.add(_shown(name, args), made)
     return made
 
 
 def _shown(verb: str, args: Sequence[object]) -> str:
-    """A call as the code has it, about."""
+    """The call, roughly as it is written in the code."""
     about = args[0] if args else ""
     if isinstance(about, Task | Call):
         about = about.name if isinstance(about, Task) else about.task.name
@@ -651,7 +635,7 @@ def check_awaitable(verbs: Verbs, name: str) -> None:
 
 
 def check_step(name: object, function: object, retry: object) -> None:
-    """What `ctx.step` is called with."""
+    """Check the arguments of `ctx.step`."""
     if callable(name) and not isinstance(name, str):
         raise errors.InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', name)
     check_text("name", name, bytes_max=STEP_NAME_BYTES_MAX, empty=False)

@@ -1,10 +1,10 @@
 """How a handler waits for signals.
 
-A wait is known by its place among the calls. Its pause in the database has an id
+A wait is identified by its place among the calls. Its pause in the database has an id
 made from that place, so every run of the handler finds out how the pause ended,
-whichever worker started it and however often one died in between. The outcome is
-stored as a step too, from which later runs take it with all the others; since the
-pause keeps it anyway, the handler goes on without waiting for that.
+whichever worker started it and however often workers died in between. The outcome is
+also stored as a step, which later runs read together with all others; since the pause keeps
+it anyway, the handler continues without waiting for that.
 """
 
 import asyncio
@@ -34,23 +34,31 @@ from flowfabric.core.records import Step, StepKind
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
 from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
 from flowfabric.json_values import read_as
+from flowfabric.parts import waits
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.blame import Blaming
-from flowfabric.worker.functions import known_by
+from flowfabric.worker.digests import known_by
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.parking import Pause, fitting, unfitting
-from flowfabric.worker.services import Services, Verbs, check_awaitable, on_loop, promised
+from flowfabric.worker.services import (
+    BlockingVerbs,
+    Services,
+    Verbs,
+    check_awaitable,
+    on_loop,
+    promised,
+)
 
 PAUSES_MAX: Final = 1_000
-"""Pauses one wait may have had; each but the last ended with its execution, which was replayed."""
+"""How many pauses one wait may have had: each replay of the execution begins another."""
 RESUMED_BY: Final = "resumed_by_"
 BESIDE_AFTER_S: Final = 0.05
-"""A handler that is not unwound by then has another branch that works."""
+"""If a handler is not unwound by then, another of its branches is working."""
 LOOK_AGAIN_S: Final = 5.0
-"""How often such a branch looks for signals it was not told of."""
+"""How often such a branch looks for signals that no hint announced."""
 ANNOUNCE_AGAIN_S: Final = ANNOUNCED_FOR_MS / 3_000
-"""How often it says that it waits: before the waitpoints made for that expire."""
+"""How often it announces that it waits: before the waitpoints made for that expire."""
 
 
 class StoredSignal(Struct, frozen=True, kw_only=True):
@@ -63,7 +71,7 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
 
 
 class UnreadablePayload(Struct, frozen=True, kw_only=True):
-    """Why the payload of a signal could not be read when it came."""
+    """Why the payload of a signal could not be read when it arrived."""
 
     field: str
     problem: str
@@ -78,7 +86,7 @@ class StoredWait(Struct, frozen=True, kw_only=True):
 
 
 class Wait(Struct, frozen=True, kw_only=True):
-    """A wait where the code asks for it."""
+    """A wait that the code has asked for."""
 
     call: DurableCall
     condition: Condition
@@ -102,10 +110,15 @@ async def make_waitpoint(
         services.check()
         with services.parking.working():
             # Asked for in every run, since the token itself is stored nowhere.
-            made = await services.create_waitpoint(
-                name,
-                waitpoint_id=_waitpoint_id(services, call, stored),
-                expires_in_ms=expires_in_ms,
+            waitpoint_id = _waitpoint_id(services, call, stored)
+            made = await services.tell(
+                lambda: services.engine.create_waitpoint(
+                    services.lease.handle,
+                    name,
+                    expires_in_ms=expires_in_ms,
+                    waitpoint_id=waitpoint_id,
+                    own_name_only=True,
+                )
             )
             services.waitpoints_made += 1
             if stored is None:
@@ -125,9 +138,9 @@ def _waitpoint_id(services: Services, call: DurableCall, stored: Step | None) ->
 async def received(
     services: Services, wait: Wait, what: str, kind: object
 ) -> tuple[Signal[object], ...]:
-    """The signals a wait ended with, their payloads decoded; raises when there are none.
+    """The signals that ended a wait, with decoded payloads; raises if there are none.
 
-    While it has not ended, the handler is unwound here.
+    As long as the wait has not ended, the handler is unwound here.
     """
     call = wait.call
     async with call:
@@ -143,7 +156,7 @@ async def received(
 
 
 async def _readable(services: Services, wait: Wait) -> StoredWait:
-    """How a wait ended. What a codec cannot read, it may read later: the handler is parked."""
+    """How a wait ended. If the codec cannot read it yet, the handler is parked."""
     try:
         return await _ended(services, wait)
     except errors.CodecFailed as error:
@@ -166,9 +179,9 @@ async def _ended(services: Services, wait: Wait) -> StoredWait:
 
 
 async def _unless_impossible(services: Services, pause: Pause) -> SuspensionView | None:
-    """What the pause would end with at once; a refusal reaches the handler, which is not unwound.
+    """How the pause would end at once; a refusal is raised in the handler, which is not unwound.
 
-    How many waitpoints there are, for it to count or beside it, only the engine knows.
+    Only the engine knows how many waitpoints there are, to count or besides.
     """
     try:
         return await services.take_signals(pause, announce=True)
@@ -179,7 +192,7 @@ async def _unless_impossible(services: Services, pause: Pause) -> SuspensionView
 async def _until_signalled(services: Services, pause: Pause) -> SuspensionView | None:
     """Wait for signals while another branch works; once none does, the handler is unwound here.
 
-    None if they have not come in time.
+    None if they did not arrive in time.
     """
     parking = services.parking
     ends_s = math.inf if pause.timeout_in_ms is None else clock_s() + pause.timeout_in_ms / 1_000
@@ -191,7 +204,7 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView |
             while not parked.done():
                 announce = clock_s() >= announced_s + ANNOUNCE_AGAIN_S
                 announced_s = clock_s() if announce else announced_s
-                # Busy meanwhile: a pause must not begin while its signals are being taken.
+                # Counts as busy: a pause must not begin while its signals are being taken.
                 with parking.working():
                     view = await services.take_signals(pause, announce=announce)
                     if view is not None:
@@ -247,7 +260,7 @@ def _stored(view: SuspensionView, condition: Condition) -> StoredWait:
     if view.satisfied_at_ms is None:
         return StoredWait(ended="timeout")
     ranks = ranks_of(condition)
-    # As the condition names them; those of one name, or of none that it names, as they came.
+    # In the order the condition names them; signals of one name, and others, as they arrived.
     ordered = sorted(view.signals, key=lambda each: ranks.get(each.signal_name, len(ranks)))
     return StoredWait(ended="signals", signals=tuple(_stored_signal(each) for each in ordered))
 
@@ -264,7 +277,7 @@ def _stored_signal(signal: ResumeSignal) -> StoredSignal:
 
 
 def _as_json(signal: ResumeSignal) -> Raw:
-    """The payload as JSON; what is none, as text in base64, which `type=bytes` reads."""
+    """The payload as JSON; other payloads as base64 text, which `type=bytes` reads."""
     if not signal.payload:
         return Raw(b"null")
     if signal.payload_encoding == "json":
@@ -278,7 +291,7 @@ def _as_json(signal: ResumeSignal) -> Raw:
 
 
 def _judged(ended: StoredWait, kind: object) -> StoredWait:
-    """With what the handler is told of payloads that do not fit: later runs are told the same."""
+    """With the refusal of payloads that do not fit, so that later runs raise the same."""
     try:
         _signals(ended, kind)
     except errors.InvalidInput as error:
@@ -289,7 +302,7 @@ def _judged(ended: StoredWait, kind: object) -> StoredWait:
 
 
 def _check(ended: StoredWait, what: str) -> None:
-    """Raise what the handler is told of a wait that ended without signals it can use."""
+    """Raise if the wait ended without signals that the handler can use."""
     if ended.ended == "timeout":
         raise errors.SignalTimeout(f"{what}: nothing met it in time")
     if ended.ended == "operator":
@@ -317,23 +330,24 @@ def _payload(stored: StoredSignal, kind: object) -> object:
     try:
         return read_as(stored.payload, kind)
     except Exception as error:
-        # Models run code of the program's own, which may raise anything.
+        # Models run the program's own code, which may raise anything.
         raise errors.InvalidInput(
             f"payload of signal {stored.name}", f"does not fit the type asked for: {error}"
         ) from error
 
 
-# The verbs by which a handler waits for signals -----------------------------
+# How a handler waits for signals --------------------------------------------
 
 T = TypeVar("T")
 D = TypeVar("D")
+S_co = TypeVar("S_co", bound="SignalVerbs", covariant=True)
 
 WAITPOINT_TTL: Final = "30d"
 _NONE_GIVEN: Final = object()
 
 
 class SignalVerbs(Verbs):
-    """What a context can do about signals."""
+    """The verbs that wait for signals."""
 
     @overload
     def wait_for_signal(
@@ -361,8 +375,8 @@ class SignalVerbs(Verbs):
     ) -> Coroutine[object, object, object]:
         """Wait for a signal without holding a worker; return it where the function left off.
 
-        `type` is what its payload is decoded to. When it does not come in time:
-        `default`, if there is one, else `SignalTimeout`.
+        Its payload is decoded to `type`. If the signal does not arrive in time, this returns
+        `default` if given, and raises `SignalTimeout` otherwise.
         """
         check_awaitable(self, "wait_for_signal")
         wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
@@ -398,8 +412,8 @@ class SignalVerbs(Verbs):
     ) -> Coroutine[object, object, object]:
         """Wait until all conditions are met: names, `all_of`, `any_of`, `count`.
 
-        Returns the signals that counted, in the order in which the conditions name them; those
-        of one name in the order they came.
+        Returns the signals that counted, in the order the conditions name them; signals of one
+        name in the order they arrived.
         """
         check_awaitable(self, "wait_for")
         wait, what = self._wait_for(conditions, timeout)
@@ -409,10 +423,11 @@ class SignalVerbs(Verbs):
     def waitpoint(
         self, name: str, *, expires: Duration = WAITPOINT_TTL
     ) -> Coroutine[object, object, SignalToken]:
-        """A token to hand out before waiting; the next wait for `name` takes what came early.
+        """A token to hand out before waiting; the next wait for `name` takes signals sent early.
 
-        Ask for several to hand out one to each sender. A token is refused once it `expires`,
-        or the wait is over; what it has sent until then is kept for the next wait of `name`.
+        Call this several times to hand out one token to each sender. A token is refused once it
+        `expires` or the wait is over; signals sent until then are kept for the next wait for
+        `name`.
         """
         expires_in_ms = duration_ms("expires", expires)
         call = self._services.steps.ask(
@@ -423,7 +438,7 @@ class SignalVerbs(Verbs):
     # Shared
 
     def _wait(self, step_name: str, condition: Condition, timeout: Duration | None) -> Wait:
-        # All of this happens when the verb is called: places are taken in the order of the code.
+        # Happens when the verb is called, so that calls take their places in the order of the code.
         timeout_ms = optional_duration_ms("timeout", timeout)
         known = known_by(repr(condition), timeout_ms)
         call = self._services.steps.ask(StepKind.SIGNAL, step_name, known)
@@ -460,11 +475,10 @@ class SignalVerbs(Verbs):
             return None
 
 
-class BlockingSignalVerbs:
+class BlockingSignalVerbs(BlockingVerbs[S_co]):
     """The same for plain functions, which run in a thread."""
 
-    def __init__(self, verbs: SignalVerbs) -> None:
-        self._verbs = verbs
+    waitpoint = waits(SignalVerbs.waitpoint)
 
     @overload
     def wait_for_signal(self, name: str, *, timeout: Duration | None = None) -> Signal[object]: ...
@@ -489,7 +503,7 @@ class BlockingSignalVerbs:
         type: object = object,  # noqa: A002
     ) -> object:
         """Wait for a signal without holding a worker; see `Context.wait_for_signal`."""
-        verbs = self._verbs
+        verbs = self._context
         wait = verbs._wait(f"signal {check_name(name)}", condition_of(name), timeout)
         return verbs._services.wait(verbs._one(wait, f"signal {name!r}", default, type))
 
@@ -521,11 +535,6 @@ class BlockingSignalVerbs:
         type: object = object,  # noqa: A002
     ) -> object:
         """Wait until all conditions are met; see `Context.wait_for`."""
-        verbs = self._verbs
+        verbs = self._context
         wait, what = verbs._wait_for(conditions, timeout)
         return verbs._services.wait(verbs._many(wait, what, default, type))
-
-    def waitpoint(self, name: str, *, expires: Duration = WAITPOINT_TTL) -> SignalToken:
-        """A token to hand out before waiting; see `Context.waitpoint`."""
-        verbs = self._verbs
-        return verbs._services.wait(verbs.waitpoint(name, expires=expires))

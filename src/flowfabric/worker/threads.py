@@ -1,9 +1,9 @@
 """Threads in which an event loop calls plain functions.
 
-An executor of the standard library makes two futures for each call, takes five locks for them
-and wakes the loop once per answer: some sixty microseconds, where a step takes a hundred in
-all. Here calls and answers pass through a queue each, and the loop is woken once for all the
-answers that have come meanwhile. Everything but the calls happens on the loop's own thread.
+An executor of the standard library makes two futures per call, takes five locks for them
+and wakes the loop once per answer: some sixty microseconds, when a whole step takes a hundred.
+Here calls and answers each pass through a queue, and the loop is woken once for all the
+answers that have arrived. Everything but the calls happens on the loop's own thread.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class ThreadAnswer(NamedTuple):
 
 
 class Threads:
-    """As many threads as calls are under way, up to a number. Belongs to one event loop."""
+    """A thread for each call under way, up to a maximum. Belongs to one event loop."""
 
     def __init__(self, count_max: int, name: str) -> None:
         self._count_max = count_max
@@ -55,10 +55,10 @@ class Threads:
     def call(
         self, call: Callable[[], object], late: Late | None = None
     ) -> "asyncio.Future[object]":
-        """Call it in a thread, with the context variables of here.
+        """Call it in a thread, with the current context variables.
 
-        A call that is cancelled before a thread has come to it is not made. One that is under way
-        by then runs on: `late` is told, on the loop, what became of it.
+        A call that is cancelled before a thread has picked it up is not made. A call already
+        under way continues: `late` is then called with its outcome, on the loop.
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._asked.put(ThreadCall(future, contextvars.copy_context(), call, late))
@@ -70,7 +70,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Let threads end after the call they are at, which nobody waits for."""
+        """Let threads end after their current call, without waiting for it."""
         self._drop_waiting()
         for _ in range(self._started):
             self._asked.put(CLOSED)
@@ -95,7 +95,7 @@ class Threads:
                 except BaseException as raised:
                     error = raised
             self._answers.append(ThreadAnswer(asked, made, result, error))
-            # Neither is to live on while this thread waits for its next call.
+            # Keep neither alive while this thread waits for its next call.
             del asked, result, error
             if not self._woken:
                 self._woken = True
@@ -105,7 +105,7 @@ class Threads:
                     return  # The loop is closed: nobody waits for answers.
 
     def _deliver(self) -> None:
-        # First: an answer that comes from now on wakes the loop again.
+        # Do this first: an answer that arrives from now on wakes the loop again.
         self._woken = False
         while self._answers:
             answer = self._answers.popleft()

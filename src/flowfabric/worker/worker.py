@@ -39,12 +39,13 @@ from flowfabric.reconcilers import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
-from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop, watch_tasks
+from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.functions import Functions, Resources
 from flowfabric.worker.leases import BEATS_PER_LEASE, Connect, Heartbeat, HeldLease, clock_s
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.services import Shared
+from flowfabric.worker.tasks import watch_tasks
 
 
 def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
@@ -398,7 +399,7 @@ class Worker:
         with self._engine.store.hints(claim_topics(self._shares.names)) as hints:
             self._ready = hints
             while not self._stopping.is_set():
-                if self._waiting and time.monotonic() - self._started_at_s > STUCK_S:
+                if self._is_stuck():
                     # Handlers are not quick any more: others may have slots for these.
                     self._average_s = QUICK_S
                     handing_back = self._hand_back_waiting("its worker has no slot for it")
@@ -433,9 +434,21 @@ class Worker:
                 backoff_s = BACKOFF_FIRST_S
                 if found:
                     hints.found_work()
-                if found < wanted:
+                if found == wanted:
+                    # There may be more: the next claim is under way before these start.
+                    asyncio.get_running_loop().call_soon(self._fill_slots)
+                else:
+                    self._fill_slots()
                     idle_s = STUCK_S if self._waiting else IDLE_S
                     await hints.wait(min(idle_s, self._engine.claims_again_in_s or idle_s))
+
+    def _is_stuck(self) -> bool:
+        """Whether claimed work waits and no slot has come free for it in a while."""
+        return (
+            bool(self._waiting)
+            and len(self._running) >= self.settings.concurrency
+            and time.monotonic() - self._started_at_s > STUCK_S
+        )
 
     def _wanted(self) -> int:
         """How many executions there is room for."""
@@ -449,7 +462,7 @@ class Worker:
         return max(0, min(room, max(settings.concurrency, ahead), BATCH_MAX))
 
     async def _claim(self, limit: int) -> int:
-        """Take up to `limit`; where lanes have weights, from each its share."""
+        """Take up to `limit`, to be started; where lanes have weights, from each its share."""
         if not self._tasks:
             return 0
         asked_at_s = clock_s()
@@ -464,11 +477,9 @@ class Worker:
                 namespace=self._namespace,
                 lease_ttl_ms=self.settings.lease_ttl_ms,
             )
-        for each in claimed:
-            lease = HeldLease(each, asked_at_s)
-            self._heartbeat.add(lease)
-            self._waiting.append(lease)
-        self._fill_slots()
+        leases = [HeldLease(each, asked_at_s) for each in claimed]
+        self._heartbeat.add(*leases)
+        self._waiting.extend(leases)
         return len(claimed)
 
     # Running
@@ -494,7 +505,7 @@ class Worker:
 
     def _free(self, attempt: RunningAttempt) -> None:
         self._running.discard(attempt)
-        if not self._stopping.is_set():
+        if self._waiting and not self._stopping.is_set():
             self._fill_slots()
         self._slot_freed.set()
 

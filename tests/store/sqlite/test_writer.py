@@ -1,6 +1,7 @@
 """One writer, many units of work: committed together, failing apart."""
 
 import asyncio
+import itertools
 import os
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ from flowfabric.core.records import Lane
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Bug, RetryExhausted, Transport, Unavailable
 from flowfabric.store.base import Body, Reader, Transaction
+from flowfabric.store.sqlite import writer
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import a_lane, change_sqlite, save, start_python
 
@@ -223,6 +225,41 @@ async def test_a_full_disk_is_one_outage_though_readers_are_answered(
     assert [each.getMessage().partition(",")[0] for each in caplog.records][1:] == [
         f"the database in {path} answers again"
     ]
+
+
+KEEPS_THE_FILE_LOCKED = """
+import sqlite3, sys, threading
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("begin immediate")
+print("locked", flush=True)
+threading.Event().wait()
+"""
+
+
+async def test_a_file_that_another_process_keeps_locked_is_one_outage(
+    store: SqliteStore,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writer, "LOCKED_S", 0.05)
+    process = start_python(KEEPS_THE_FILE_LOCKED, path)
+    try:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == "locked\n"
+        waiting = [asyncio.create_task(store.transact(inserts(name))) for name in "abc"]
+        async with asyncio.timeout(20):
+            for _ in itertools.count():
+                if caplog.records:
+                    break
+                await asyncio.sleep(0)
+    finally:
+        process.kill()
+        process.communicate()
+    assert await asyncio.gather(*waiting) == ["a", "b", "c"]
+    away, back = [each.getMessage() for each in caplog.records]
+    assert away == f"the database in {path} does not answer: another process keeps the file locked"
+    assert back.startswith(f"the database in {path} answers again, after ")
 
 
 async def test_a_file_that_is_no_database_is_refused(foreign_file: Path) -> None:

@@ -126,6 +126,10 @@ class HintExchange:
         self._rests_from_s = now_s + SEND_INTERVAL_S
         return payloads[0]
 
+    def take_back(self) -> None:
+        """The statement had nothing to tell: the next one may take a message along at once."""
+        self._rests_from_s = 0.0
+
     # Sending --------------------------------------------------------------
 
     async def _send(self) -> None:

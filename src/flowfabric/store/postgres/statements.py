@@ -299,9 +299,9 @@ def save_text(parts: tuple[Part, ...], seen: tuple[Seen, ...] = ()) -> str:
     if not seen:
         return f"with {', '.join(texts)} select {' + '.join(counts) or '0'} as updated"
     hint = f"${first + sum(len(mapping.table_of(each.record).key) + 1 for each in seen)}"
-    told = f"case when same and {hint}::text is not null"
-    told += f" then pg_notify('{CHANNEL}', {hint})::text end"
-    return f"with {_seen(seen, first)}, {', '.join(texts)} select same, {told} from seen"
+    notify = f"case when same and {hint}::text is not null"
+    notify += f" then pg_notify('{CHANNEL}', {hint})::text end"
+    return f"with {_seen(seen, first)}, {', '.join(texts)} select same, {notify} from seen"
 
 
 def _seen(seen: tuple[Seen, ...], first: int) -> str:

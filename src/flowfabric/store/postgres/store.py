@@ -21,6 +21,7 @@ from flowfabric.store.base import (
     Body,
     Clock,
     EventPage,
+    FetchedRows,
     Parameter,
     ReadBody,
     Row,
@@ -28,10 +29,10 @@ from flowfabric.store.base import (
     UnlockedBody,
     drive,
 )
-from flowfabric.store.foreign import unwrap, unwrap_sync
-from flowfabric.store.hints import HintBoard, Listener
+from flowfabric.store.hints import HintBoard, Listener, topics_in
+from flowfabric.store.joining import unwrap, unwrap_sync
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
-from flowfabric.store.postgres import driver, foreign, pool
+from flowfabric.store.postgres import driver, joining, pool
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.hints import HintExchange
 from flowfabric.store.postgres.statements import CLOCK_MS, SCHEMA
@@ -231,31 +232,31 @@ class PostgresStore:
     async def transact_on(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with foreign.outage_told():
-            return await self._join(foreign.joined(await unwrap(connection)), body, lock_wait_ms)
+        with joining.outage_told():
+            return await self._join(joining.joined(await unwrap(connection)), body, lock_wait_ms)
 
     def transact_on_sync(
         self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with foreign.outage_told():
+        with joining.outage_told():
             return drive(
-                self._join(foreign.joined_sync(unwrap_sync(connection)), body, lock_wait_ms)
+                self._join(joining.joined_sync(unwrap_sync(connection)), body, lock_wait_ms)
             )
 
     async def _join(
         self, theirs: driver.Fetching, body: Body[T], lock_wait_ms: int | None = None
     ) -> T:
-        connection = foreign.answering(theirs, lock_wait_ms)
+        connection = joining.answering(theirs, lock_wait_ms)
         transaction = PostgresTransaction(connection, self._clock)
-        found = await foreign.enter(connection, lock_wait_ms)
+        found = await joining.enter(connection, lock_wait_ms)
         try:
-            async with foreign.whole(connection):
+            async with joining.whole(connection):
                 result = await body(transaction)
         except FlowFabricError:
             # Refused by us, so their transaction is sound and may go on.
-            await foreign.leave(connection, found, set())
+            await joining.leave(connection, found, set())
             raise
-        await foreign.leave(connection, found, transaction.hinted)
+        await joining.leave(connection, found, transaction.hinted)
         return result
 
     async def read(self, body: ReadBody[T]) -> T:
@@ -277,17 +278,19 @@ class PostgresStore:
         async def once() -> Sequence[Row]:
             async with self._connections.acquire() as connection, self._scope(connection):
                 try:
-                    rows = await connection.fetch(statement.text, *values)
+                    return FetchedRows(await connection.fetch(statement.text, *values))
                 except driver.DRIVER_ERRORS as error:
                     driver.note_unanswered(error)
                     raise
-                return [dict(row.items()) for row in rows]
 
         answer = await self._retried(once)
-        if along is not None:
-            self._board.publish(topics)
-        elif topics:
-            self._exchange.publish(set(topics))
+        told = {*topics, *topics_in(answer)} if answer else set[str]()
+        if along is None:
+            self._exchange.publish(told)
+        elif answer:
+            self._board.publish(told)
+        else:
+            self._exchange.take_back()
         return answer
 
     async def read_events(

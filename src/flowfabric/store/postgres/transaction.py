@@ -15,7 +15,7 @@ from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.postgres import statements
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
-from flowfabric.store.postgres.foreign import lost_in_transaction, tells_of_outage
+from flowfabric.store.postgres.joining import lost_in_transaction, tells_of_outage
 from flowfabric.store.statements import numbered, ordered
 
 R = TypeVar("R", bound=Record)

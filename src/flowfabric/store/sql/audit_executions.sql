@@ -68,15 +68,12 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
                            and edge.downstream_id = g.downstream_id
                            and edge.dep_state = 'unsatisfied'
                            and (edge.edge_state = 'pending'
-                                or exists (
-                                    select 1 from live u
+                                -- A value is asked for: `exists` may be planned as reading all.
+                                or (select u.lifecycle_phase <> 'terminal'
+                                           or u.replay_count < edge.counts_from_replay
+                                      from execution_now u
                                      where u.partition_key = edge.partition_key
                                        and u.execution_id = edge.upstream_id)
-                                or exists (
-                                    select 1 from ending u
-                                     where u.partition_key = edge.partition_key
-                                       and u.execution_id = edge.upstream_id
-                                       and coalesce(u.replay_count, 0) < edge.counts_from_replay)
                                 or exists (
                                     select 1 from completion_dispatch d
                                      where d.partition_key = edge.partition_key
@@ -87,13 +84,10 @@ select p.partition_key, p.execution_id, p.place, p.lifecycle_phase, p.ownership_
        exists (
             select 1 from waiter w
              where w.waiting = p.wire_id
-               and (exists (
-                        select 1 from live a
-                         where a.partition_key = w.partition_key
-                           and a.execution_id = w.execution_id)
-                    or (select a.awaited from ending a
-                         where a.partition_key = w.partition_key
-                           and a.execution_id = w.execution_id))) as awaits_child,
+               and (select a.lifecycle_phase <> 'terminal' or a.awaited
+                      from execution_now a
+                     where a.partition_key = w.partition_key
+                       and a.execution_id = w.execution_id)) as awaits_child,
        exists (
             select 1 from pending_cancel c
              where c.partition_key = p.partition_key

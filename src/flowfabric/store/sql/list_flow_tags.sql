@@ -1,5 +1,5 @@
 -- Every tag of a flow.
-select tag_key, tag_value
+select *
   from flow_tag
  where partition_key = :partition_key
    and flow_id = :flow_id

@@ -3,7 +3,8 @@ delete from admission
  where gate_id = :gate_id
    and not exists (
         select 1
-          from live
-         where live.partition_key = admission.partition_key
-           and live.execution_id = admission.execution_id
-           and coalesce(live.replay_count, 0) = admission.replay_count);
+          from execution_now e
+         where e.partition_key = admission.partition_key
+           and e.execution_id = admission.execution_id
+           and e.lifecycle_phase <> 'terminal'
+           and e.replay_count = admission.replay_count);

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -55,7 +55,7 @@ def translate(error: BaseException) -> BaseException:
             " again, or begin it with BEGIN IMMEDIATE"
         )
     if busy(error):
-        return errors.RetryExhausted(f"the database file stayed locked: {error}")
+        return errors.FileLocked(f"the database file stayed locked: {error}")
     if _code(error) & _PRIMARY_CODE in _ABOUT_DATA or isinstance(error, sqlite3.DataError):
         return errors.NotStorable(BACKEND, f"{type(error).__name__}: {error}")
     kind = errors.BackendErrorKind.TRANSPORT
@@ -110,6 +110,8 @@ Synchronous = Literal["off", "normal", "full", "extra"]
 
 BUSY_TIMEOUT_MS: Final = 30_000
 CACHE_KIB: Final = 64 * 1024
+CHECKPOINT_PAGES: Final = 4096
+"""How much is logged before it goes to its places; what changes often goes there once."""
 STATEMENTS_CACHED: Final = 512
 MEMORY: Final = ":memory:"
 
@@ -117,15 +119,15 @@ _WAL_PAUSE_S: Final = 0.01
 
 _CLAIMING: Final = """
 create temp table claiming (
-    place integer primary key, execution_rowid integer, lease_id, kind, attempt_type
+    place integer primary key, execution_rowid integer, again, lease_id, kind, attempt_type
 )"""
 """Which rows a claim has chosen; see `claim_ready.sql`."""
 
 _CREATING: Final = """
 create temp table creating (
-    place integer primary key, route_id, namespace, payload_encoding, priority, creator_identity,
-    policy, attempt_timeout_ms, retention_ms, retention_failed_ms, until_ms, deadline_at_ms,
-    idempotency_ttl_ms, instance_tag, tag_rows
+    place integer primary key, first_rowid, route_id, namespace, payload_encoding, priority,
+    creator_identity, policy, attempt_timeout_ms, retention_ms, retention_failed_ms, until_ms,
+    deadline_at_ms, idempotency_ttl_ms, instance_tag, tag_rows
 )"""
 """What the executions that `create_new.sql` creates have in common."""
 
@@ -148,13 +150,35 @@ _DOOMED: Final = "create temp view doomed as select * from trimming where not ne
 """Where retention notes the rows it looks at, and those it deletes; see `trim_executions.sql`."""
 
 
+class Given:
+    """The lists that a statement has been given; it asks for their values one by one.
+
+    That is cheaper than binding each of them, and than any form in which one value could hold
+    them all.
+    """
+
+    def __init__(self) -> None:
+        self.lists: Mapping[str, Sequence[str | bytes | int | None]] = {}
+
+    def value(self, name: str, position: int) -> str | bytes | int | None:
+        """A list that is empty where others are not says nothing of any row."""
+        values = self.lists[name]
+        return values[position] if values else None
+
+
+class FileConnection(sqlite3.Connection):
+    """A connection of ours, with what our statements need."""
+
+    given: Given
+
+
 def connect(
     path: str,
     synchronous: Synchronous,
     *,
     busy_timeout_ms: int = BUSY_TIMEOUT_MS,
     check: Callable[[sqlite3.Connection], None] | None = None,
-) -> sqlite3.Connection:
+) -> FileConnection:
     """A connection on which transactions are begun and ended by hand.
 
     With `check`, the file has to exist, and is left as it is unless `check` passes it.
@@ -166,6 +190,7 @@ def connect(
         check_same_thread=False,
         cached_statements=STATEMENTS_CACHED,
         uri=check is not None,
+        factory=FileConnection,
     )
     try:
         if check is not None:
@@ -177,7 +202,7 @@ def connect(
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: str, synchronous: Synchronous) -> None:
+def _prepare(connection: FileConnection, path: str, synchronous: Synchronous) -> None:
     if path != MEMORY:
         _use_wal(connection)
     for setting in (
@@ -185,12 +210,15 @@ def _prepare(connection: sqlite3.Connection, path: str, synchronous: Synchronous
         f"cache_size = -{CACHE_KIB}",
         "foreign_keys = off",
         "temp_store = memory",
+        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
         "journal_size_limit = 67108864",
     ):
         connection.execute(f"pragma {setting}")
     # Newer SQLite has it built in; lists of bytes travel to statements as hexadecimal.
     connection.create_function("unhex", 1, _unhex, deterministic=True)
     connection.create_function("uuid_head", 1, _uuid_head, deterministic=True)
+    connection.given = Given()
+    connection.create_function("given", 2, connection.given.value)
     for scratch in (_CREATING, _CLAIMING, _COMPLETING, _RENEWING, _TRIMMING, _DOOMED):
         connection.execute(scratch)
 

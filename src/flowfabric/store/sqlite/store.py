@@ -31,9 +31,16 @@ from flowfabric.store.base import (
     UnlockedBody,
     drive,
 )
-from flowfabric.store.foreign import comes_from, unwrap, unwrap_sync
-from flowfabric.store.hints import HintBoard, Listener
-from flowfabric.store.mapping import EVENTS_MAX, WINDOW, log_end, page, window_of
+from flowfabric.store.hints import HintBoard, Listener, topics_in
+from flowfabric.store.joining import comes_from, unwrap, unwrap_sync
+from flowfabric.store.mapping import (
+    EVENTS_MAX,
+    WINDOW,
+    log_end,
+    page,
+    prepare_structs,
+    window_of,
+)
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.sqlite.connection import (
     BUSY_TIMEOUT_MS,
@@ -46,7 +53,7 @@ from flowfabric.store.sqlite.connection import (
     translate,
     translate_opening,
 )
-from flowfabric.store.sqlite.foreign import joined, on_its_thread
+from flowfabric.store.sqlite.joining import joined, on_its_thread
 from flowfabric.store.sqlite.transaction import SqliteReader, SqliteTransaction
 from flowfabric.store.sqlite.watcher import watch
 from flowfabric.store.sqlite.writer import Committer, Writer
@@ -191,6 +198,8 @@ class SqliteStore:
         with OutageWatch(self._named, wrote=False):
             connection, seen = await loop.run_in_executor(None, self._connect_watched)
         in_file = self._path != MEMORY
+        if in_file:
+            prepare_structs()
         self._identity = FileIdentity(self._path)
         committer = Committer(connection, self._clock, self._identity, on_disk=in_file)
         self._writer = Writer(
@@ -280,9 +289,10 @@ class SqliteStore:
         self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
     ) -> Sequence[Row]:
         async def body(transaction: Transaction) -> Sequence[Row]:
-            for topic in topics:
+            rows = await transaction.select(name, **parameters)
+            for topic in (*topics, *topics_in(rows)) if rows else ():
                 transaction.hint(topic)
-            return await transaction.select(name, **parameters)
+            return rows
 
         return await self.transact(body)
 

@@ -5,9 +5,8 @@ writer's transaction holds the only write lock there is, so locking is reading.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import repeat
 from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
 
@@ -20,8 +19,8 @@ from flowfabric.core.transitions import Changes, Place, place_of, writes_of
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
-from flowfabric.store.sqlite.connection import MachineClock, in_trouble
-from flowfabric.store.statements import CLOCK, POSITION, Statement, named, shared, taking
+from flowfabric.store.sqlite.connection import FileConnection, MachineClock, in_trouble
+from flowfabric.store.statements import CLOCK, named, taking
 
 # Statements that follow from a record type, for one row at a time -----------
 
@@ -29,14 +28,19 @@ from flowfabric.store.statements import CLOCK, POSITION, Statement, named, share
 @lru_cache(maxsize=256)
 def get_text(record: type[Struct]) -> str:
     table = mapping.table_of(record)
-    return f"select {', '.join(table.names)} from {table.name} where {_same_key(table)}"
+    columns = ", ".join(_shown(table, name) for name in table.names)
+    return f"select {columns} from {table.name} where {_same_key(table)}"
 
 
 @lru_cache(maxsize=256)
 def insert_text(record: type[Struct]) -> str:
     table = mapping.table_of(record)
-    places = ", ".join("?" * len(table.names))
-    return f"insert into {table.name} ({', '.join(table.names)}) values ({places})"
+    names, given = list(table.names), _places(table.names)
+    values = [_held(table, name, given) for name in names]
+    if table.name in _PHASES:
+        names.append("execution_rowid")
+        values.append(_ROWID.format(*(given[name] for name in table.key)))
+    return f"insert into {table.name} ({', '.join(names)}) values ({', '.join(values)})"
 
 
 @lru_cache(maxsize=256)
@@ -47,7 +51,8 @@ def insert_new_text(record: type[Struct]) -> str:
 @lru_cache(maxsize=1024)
 def update_text(record: type[Struct], columns: tuple[str, ...]) -> str:
     table = mapping.table_of(record)
-    changes = ", ".join(f"{name} = ?" for name in columns)
+    given = _places(columns)
+    changes = ", ".join(f"{name} = {_held(table, name, given)}" for name in columns)
     return f"update {table.name} set {changes} where {_same_key(table)}"
 
 
@@ -57,7 +62,59 @@ def delete_text(record: type[Struct]) -> str:
     return f"delete from {table.name} where {_same_key(table)}"
 
 
+def _places(names: Sequence[str]) -> dict[str, str]:
+    return {name: f"?{place}" for place, name in enumerate(names, 1)}
+
+
+_PHASES: Final[Mapping[str, frozenset[str]]] = {
+    "live": frozenset({
+        "eligibility_state", "blocking_reason", "attempt_state", "current_attempt_id",
+        "lease_last_renewed_at_ms", "started_at_ms",
+    }),
+    "ending": frozenset({
+        "attempt_state", "current_attempt_id", "last_transition_at_ms", "last_mutation_at_ms",
+    }),
+}  # fmt: skip
+"""Of the tables with rows of executions, columns that hold null where `mapping.USUAL` is right.
+
+A row that grows when it is claimed makes its page overflow.
+"""
+_ROWID: Final = (
+    "(select execution_rowid from execution where partition_key = {} and execution_id = {})"
+)
+"""The number by which the rows of an execution are known, for those tables."""
+
+
+def _held(table: mapping.Table, name: str, given: Mapping[str, str]) -> str:
+    """A value as a column of its table holds it; `given` are those of its row."""
+    if name not in _PHASES.get(table.name, ()):
+        return given[name]
+    return f"nullif({given[name]}, {mapping.USUAL[table.name][name].format_map(given)})"
+
+
+def _shown(table: mapping.Table, name: str) -> str:
+    """The value that a column stands for."""
+    if name not in _PHASES.get(table.name, ()):
+        return name
+    columns = {each: each for each in table.names}
+    return f"coalesce({name}, {mapping.USUAL[table.name][name].format_map(columns)})"
+
+
+@lru_cache(maxsize=1024)
+def _written(record: type[Record], changed: frozenset[str]) -> tuple[int, ...]:
+    """The positions of the columns to write when some have changed."""
+    table = mapping.table_of(record)
+    written = set(changed)
+    for together in mapping.follows(table.name):
+        # What the one holds depends on the others.
+        if not changed.isdisjoint(together):
+            written |= together
+    return tuple(place for place, name in enumerate(table.names) if name in written)
+
+
 def _same_key(table: mapping.Table) -> str:
+    if table.name in _PHASES:
+        return f"execution_rowid = {_ROWID.format('?', '?')}"
     return " and ".join(f"{name} = ?" for name in table.key)
 
 
@@ -141,12 +198,7 @@ class SqliteReader:
         *others, last = named(name, STATEMENTS)
         bindings = self._bind(name, parameters)
         for statement in others:
-            if statement.each:
-                self._connection.executemany(
-                    statement.text, _by_row(statement, {**parameters, **bindings})
-                )
-            else:
-                self._connection.execute(statement.text, bindings)
+            self._connection.execute(statement.text, bindings)
         cursor = self._connection.execute(last.text, bindings)
         return [column[0] for column in cursor.description or ()], cursor.fetchall()
 
@@ -155,8 +207,16 @@ class SqliteReader:
         if ROWS in wanted.parameters:
             parameters = _zipped(parameters)
         wanted.check(parameters)
-        plain = shared(name, STATEMENTS)
-        bindings = {name: _binding(value) for name, value in parameters.items() if name in plain}
+        if wanted.lists:
+            assert isinstance(self._connection, FileConnection), (
+                f"{name} is not for callers' connections"
+            )
+            self._connection.given.lists = {
+                name: value for name, value in parameters.items() if _is_list(value)
+            }
+        bindings = {
+            name: _binding(value) for name, value in parameters.items() if name in wanted.parameters
+        }
         if CLOCK in wanted.parameters and bindings.get(CLOCK) is None:
             bindings[CLOCK] = self._time_ms()
         return bindings
@@ -245,7 +305,7 @@ class SqliteTransaction(SqliteReader):
         changed = mapping.columns_to_write(record, before)
         if not changed:
             return
-        positions = [i for i, name in enumerate(table.names) if name in changed]
+        positions = _written(type(record), frozenset(changed))
         values = mapping.to_values(record, table)
         key = mapping.stored_key(table, mapping.key_of(record))
         text = update_text(type(record), tuple(table.names[i] for i in positions))
@@ -254,7 +314,7 @@ class SqliteTransaction(SqliteReader):
             raise Corruption(f"the row to update is gone: {table.name} {mapping.key_of(record)}")
 
 
-def _is_list(value: Parameter) -> TypeGuard[Sequence[object]]:
+def _is_list(value: Parameter) -> TypeGuard[Sequence[str | bytes | int | None]]:
     return value is not None and not isinstance(value, str | int | float | bytes)
 
 
@@ -268,26 +328,6 @@ def _binding(value: Parameter) -> Value:
 
 def _element(part: object) -> object:
     return part.hex() if isinstance(part, bytes) else part
-
-
-def _by_row(
-    statement: Statement, parameters: Mapping[str, Parameter]
-) -> Iterator[tuple[object, ...]]:
-    """The values of a statement that runs for each row of its lists.
-
-    A list that is empty where others are not says nothing of any row.
-    """
-    values = [parameters.get(name) for name in statement.parameters]
-    count = max(len(each) for each in values if _is_list(each))
-    columns: list[Iterable[object]] = []
-    for name, value in zip(statement.parameters, values, strict=True):
-        if name == POSITION:
-            columns.append(range(count))
-        elif _is_list(value):
-            columns.append(value or repeat(None, count))
-        else:
-            columns.append(repeat(value, count))
-    return zip(*columns, strict=True)
 
 
 def _zipped(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

@@ -10,11 +10,12 @@ import asyncio
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
-from flowfabric.errors import DatabaseGone
-from flowfabric.outages import OutageWatch
+from flowfabric.errors import DatabaseGone, FileLocked
+from flowfabric.outages import OUTAGES, OutageWatch
 from flowfabric.store.base import Clock, drive
 from flowfabric.store.sqlite.connection import FileIdentity, data_version, translate
 from flowfabric.store.sqlite.transaction import SqliteTransaction
@@ -25,6 +26,11 @@ SqliteBody = Callable[[SqliteTransaction], Awaitable[T]]
 
 GROUP_MAX: Final = 64
 """How many units of work are committed together at most."""
+LOCKED_S: Final = 3.0
+"""How long another process may keep the file locked before the log tells of it."""
+
+
+LOCKED: Final = "another process keeps the file locked"
 
 
 class WriterJob(Protocol):
@@ -116,12 +122,14 @@ class Committer:
         self.clock = clock
         self._identity = identity
         self._on_disk = on_disk
+        self.waiting_since_s: float | None = None
+        """Since when another process keeps the file locked, by the monotonic clock, if one does."""
 
     def run(self, first: WriterJob, others: Iterable[WriterJob] = ()) -> list[WriterJob]:
         """Run and commit together `first` and what `others` yields; return all, done or failed."""
         group = [first]
         try:
-            self.connection.execute("begin immediate")
+            self._begin()
             self._run_one(first)
             for work in others:
                 group.append(work)
@@ -130,6 +138,13 @@ class Committer:
         except (sqlite3.Error, DatabaseGone) as error:
             self._give_up(group, error)
         return group
+
+    def _begin(self) -> None:
+        self.waiting_since_s = time.monotonic()
+        try:
+            self.connection.execute("begin immediate")
+        finally:
+            self.waiting_since_s = None
 
     def _commit(self, group: list[WriterJob]) -> None:
         """Refused means not stored: a file that is gone is noticed before it is written to."""
@@ -185,6 +200,9 @@ class Writer:
         self._publish = publish
         self._queue: queue.SimpleQueue[WriterJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._is_locked = False
+        """The log was told that another process keeps the file locked."""
         if threaded:
             self._thread = threading.Thread(target=self._run, name="flowfabric-sqlite", daemon=True)
             self._thread.start()
@@ -214,8 +232,22 @@ class Writer:
     def _hand_over(self, work: WriterJob) -> None:
         if self._thread is not None:
             self._queue.put(work)
+            if self._look is None:
+                self._look = self._loop.call_later(LOCKED_S, self._look_for_lock)
         else:
             self._settle(self._committer.run(work))
+
+    def _look_for_lock(self) -> None:
+        """Tell the log once if the thread waits for another process."""
+        self._look = None
+        since_s = self._committer.waiting_since_s
+        if since_s is None:
+            return
+        left_s = since_s + LOCKED_S - time.monotonic()
+        if left_s <= 0:
+            self._is_locked = True
+            OUTAGES.failed(self._named, FileLocked(LOCKED), since_s, writing=True)
+        self._look = self._loop.call_later(left_s if left_s > 0 else LOCKED_S, self._look_for_lock)
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
@@ -244,5 +276,12 @@ class Writer:
             work.settle()
             if work.failure is None:
                 hinted |= work.hinted
+                self._end_lock(work)
         if hinted:
             self._publish(hinted)
+
+    def _end_lock(self, work: WriterJob) -> None:
+        # A probe is answered whether or not others can write.
+        if self._is_locked and not isinstance(work, Probe):
+            self._is_locked = False
+            OUTAGES.answered(self._named, time.monotonic())

@@ -88,6 +88,9 @@ create type public_state as enum (
 --
 -- Columns that indexes hold come first, those of fixed width before the others: every update
 -- compares them, and finds what stands behind a text or a null only by walking there.
+--
+-- Where claims and completions write, keys begin with the uuid, which grows with time: what is done
+-- together lies together. By partition, each row of a batch would be on another page.
 create table execution (
     execution_id                   uuid not null,
     created_at_ms                  bigint not null,
@@ -174,7 +177,7 @@ create table live (
     input_encoding                 text,
     next_input                     bytea,
     next_input_encoding            text,
-    primary key (partition_key, execution_id)
+    primary key (execution_id, partition_key)
 ) with (
     fillfactor = 35,
     autovacuum_vacuum_scale_factor = 0.02,

@@ -1,4 +1,5 @@
--- The last id before the latest `limit` events of one namespace and category, or of all.
+-- The last id before the latest `limit` events of one namespace and category, or of all;
+-- 0 when there are none.
 with latest as (
     select event_id, cardinality(execution_id) as events
       from event
@@ -11,8 +12,6 @@ with latest as (
       from latest
 )
 -- Of the oldest row that is needed, its last events may be enough.
-select (event_id + greatest(counted - :limit::bigint, 0) - 1)::bigint as event_id
+select coalesce(min(event_id + greatest(counted - :limit::bigint, 0) - 1), 0)::bigint as event_id
   from counted
- where counted - events < :limit::bigint
- order by event_id
- limit 1;
+ where counted - events < :limit::bigint;

@@ -293,6 +293,67 @@ select partition_key, execution_id::text as execution_id, kind, lease_id::text a
        current_attempt_id::text as attempt_id,
        now_ms + :lease_ttl_ms::bigint as lease_expires_at_ms, namespace,
        execution_kind, priority, payload, payload_encoding, flow_id::text as flow_id, retry_count,
-       created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type, route_id
+       created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type, route_id,
+       -- What `read_progress` tells, if there is little of it. A row that has changed since the
+       -- snapshot of this statement is not leased, so nothing that came with a change is missing.
+       case when (kind <> 'fresh' or current_attempt_index > 0)
+             and (select count(*) <= 100 and coalesce(sum(size), 0) <= 16384
+                    from (
+                      (select coalesce(octet_length(result), 0)
+                                  + coalesce(octet_length(failure), 0) as size
+                         from step
+                        where partition_key = leased.partition_key
+                          and execution_id = leased.execution_id
+                        limit 101)
+                      union all
+                      (select octet_length(payload)
+                         from signal
+                        where partition_key = leased.partition_key
+                          and execution_id = leased.execution_id
+                        limit 101)
+                    ) as each)
+            then json_build_object(
+                'steps', (
+                    select coalesce(json_agg(s), '[]')
+                      from (
+                        select partition_key,
+                               format('{fp:%s}:%s', partition_key, execution_id) as execution_id,
+                               step_key, after_key, kind, line, name, digest, number, parallel,
+                               asked_after, position, wake_at_ms, duration_ms, attempt_index,
+                               recorded_at_ms,
+                               translate(encode(result, 'base64'), e'\n', '') as result,
+                               translate(encode(failure, 'base64'), e'\n', '') as failure
+                          from step
+                         where partition_key = leased.partition_key
+                           and execution_id = leased.execution_id
+                      ) as s),
+                'pause', (
+                    select to_json(s)
+                      from (
+                        select suspension_id, attempt_index, waitpoint_id, reason_code,
+                               timeout_at_ms, timeout_behavior, continuation_metadata_pointer,
+                               created_at_ms, satisfied_at_ms, closed_at_ms, close_reason,
+                               (select coalesce(json_agg(s), '[]')
+                                  from (
+                                    select signal_id, signal_name, signal_category, waitpoint_key,
+                                           source_type, source_identity, correlation_id,
+                                           accepted_at_ms, payload_encoding, matched,
+                                           observed_effect as effect,
+                                           translate(encode(payload, 'base64'), e'\n', '')
+                                               as payload
+                                      from signal
+                                     where partition_key = pause.partition_key
+                                       and execution_id = pause.execution_id
+                                       and suspension_id = pause.suspension_id
+                                       and satisfier
+                                     order by sequence
+                                  ) as s) as signals
+                          from suspension as pause
+                         where partition_key = leased.partition_key
+                           and execution_id = leased.execution_id
+                         order by sequence desc
+                         limit 1
+                      ) as s))::text
+       end as progress
   from leased
  order by place;

@@ -1,4 +1,4 @@
--- Complete the given executions whose lease is live; return the positions of those.
+-- Complete the given executions whose lease is live; return how many, and the positions of those.
 --
 -- One round trip stands in for `core.executions.decide_complete` in the sure case: the lease
 -- is the one given, has not ended, and no waitpoint is left to close. A lease id is never
@@ -113,8 +113,8 @@ with given as materialized (
       from ended
      where flow_id is not null
 )
-select position - 1 as position, coalesce(awaited, false) as awaited,
-       flow_id is not null as in_flow,
-       -- The same message any number of times is sent once.
-       case when :hint::text is not null then pg_notify('flowfabric', :hint)::text end as told
+select count(*) as completed, array_to_string(array_agg(position - 1), ',') as positions,
+       coalesce(bool_or(awaited), false) as awaited, count(flow_id) > 0 as in_flow,
+       case when :hint::text is not null and count(*) > 0
+            then pg_notify('flowfabric', :hint)::text end as told
   from ended;

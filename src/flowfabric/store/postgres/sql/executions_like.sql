@@ -9,9 +9,9 @@ select k.partition_key, k.execution_id::text as execution_id
        and x.execution_id = k.execution_id
      limit 1) as e
  where (:namespace::text is null or e.namespace = :namespace)
-   and (:kind::text is null
-        or e.execution_kind = :kind
-        or starts_with(e.execution_kind, :kind || '@'))
+   and (:execution_kind::text is null
+        or e.execution_kind = :execution_kind
+        or starts_with(e.execution_kind, :execution_kind || '@'))
    and (:tag_key::text is null
         or exists (
             select from execution_tag t

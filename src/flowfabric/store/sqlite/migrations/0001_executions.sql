@@ -64,9 +64,14 @@ create index route_retention on route (retain_until_ms);
 -- An execution by phase of its life: what was asked, written once; what is going on, as long as
 -- it has not ended; how it ended.
 --
--- The latter two have the uuid first in their keys: those that are claimed and completed together
--- were made together, and lie together then. Queries by partition use `execution`.
+-- The number that an execution is given with its first row is the key of all three: those that are
+-- claimed and completed together were made together, and lie together then. It is looked up by
+-- partition and uuid in `execution` alone, so that neither a claim nor an end writes to that index.
+--
+-- Columns that claims and completions look at come first: a row is taken apart up to what is asked
+-- of it. Some are null where others tell what they are; the view shows it.
 create table execution (
+    execution_rowid                integer primary key,
     partition_key                  integer not null,
     execution_id                   text not null,
     own_id                         text,
@@ -81,42 +86,45 @@ create table execution (
     attempt_timeout_ms             integer,
     retention_ms                   integer not null,
     retention_failed_ms            integer not null,
-    primary key (partition_key, execution_id)
+    unique (partition_key, execution_id)
 ) strict;
 
 create table live (
-    partition_key                  integer not null,
-    execution_id                   text not null,
+    execution_rowid                integer primary key,
     route_id                       integer not null,
     priority                       integer not null,
-    instance_tag                   text,
-    flow_id                        text,
+    created_at_ms                  integer not null,
+    ready                          integer not null check (ready in (0, 1)),
+    public_state                   text not null,
     lifecycle_phase                text not null,
     ownership_state                text not null,
-    eligibility_state              text not null,
-    blocking_reason                text not null,
-    blocking_detail                text not null,
-    attempt_state                  text not null,
-    public_state                   text not null,
-    ready                          integer not null check (ready in (0, 1)),
-    total_attempt_count            integer not null,
+    attempt_state                  text,
+    lease_id                       text,
+    lease_epoch                    integer not null,
+    lease_expires_at_ms            integer,
+    open_waitpoint_count           integer not null,
+    flow_id                        text,
+    awaited                        integer not null check (awaited in (0, 1)),
+    partition_key                  integer not null,
+    execution_id                   text not null,
+    instance_tag                   text,
     current_attempt_index          integer not null,
     current_attempt_id             text,
+    total_attempt_count            integer not null,
+    worker_id                      text,
+    worker_instance_id             text,
+    eligibility_state              text,
+    blocking_reason                text,
+    blocking_detail                text not null,
     retry_count                    integer not null,
     replay_count                   integer not null,
     lease_reclaim_count            integer not null,
     worker_deaths                  integer not null,
-    lease_id                       text,
-    lease_epoch                    integer not null,
-    worker_id                      text,
-    worker_instance_id             text,
     lease_acquired_at_ms           integer,
-    lease_expires_at_ms            integer,
     lease_last_renewed_at_ms       integer,
     lease_expired_at_ms            integer,
     lease_revoked_at_ms            integer,
     lease_revoke_reason            text,
-    created_at_ms                  integer not null,
     started_at_ms                  integer,
     last_transition_at_ms          integer not null,
     last_mutation_at_ms            integer not null,
@@ -136,7 +144,6 @@ create table live (
     progress_updated_at_ms         integer,
     current_suspension_id          text,
     current_waitpoint_id           text,
-    open_waitpoint_count           integer not null,
     signal_count                   integer not null,
     keeps_signals                  integer not null check (keeps_signals in (0, 1)),
     cancel_requested               integer not null check (cancel_requested in (0, 1)),
@@ -146,12 +153,11 @@ create table live (
     input_encoding                 text,
     next_input                     blob,
     next_input_encoding            text,
-    awaited                        integer not null check (awaited in (0, 1)),
-    awaits_child                   integer not null check (awaits_child in (0, 1)),
-    primary key (execution_id, partition_key)
+    awaits_child                   integer not null check (awaits_child in (0, 1))
 ) strict;
 
 create table ending (
+    execution_rowid                integer primary key,
     partition_key                  integer not null,
     execution_id                   text not null,
     route_id                       integer not null,
@@ -159,7 +165,7 @@ create table ending (
     instance_tag                   text,
     flow_id                        text,
     terminal_outcome               text not null,
-    attempt_state                  text not null,
+    attempt_state                  text,
     public_state                   text not null,
     total_attempt_count            integer not null,
     current_attempt_index          integer not null,
@@ -175,8 +181,8 @@ create table ending (
     created_at_ms                  integer not null,
     started_at_ms                  integer,
     completed_at_ms                integer,
-    last_transition_at_ms          integer not null,
-    last_mutation_at_ms            integer not null,
+    last_transition_at_ms          integer,
+    last_mutation_at_ms            integer,
     deadline_at_ms                 integer,
     retain_until_ms                integer,
     pending_retry_reason           text,
@@ -200,8 +206,7 @@ create table ending (
     next_input_encoding            text,
     result                         blob,
     result_encoding                text,
-    awaited                        integer not null check (awaited in (0, 1)),
-    primary key (execution_id, partition_key)
+    awaited                        integer not null check (awaited in (0, 1))
 ) strict;
 
 -- All of an execution, for reads by id.
@@ -212,27 +217,35 @@ select e.partition_key, e.execution_id, e.own_id, r.namespace, r.lane_id, r.exec
        coalesce(l.flow_id, n.flow_id) as flow_id, e.parent_execution_id,
        coalesce(l.lifecycle_phase, 'terminal') as lifecycle_phase,
        coalesce(l.ownership_state, 'unowned') as ownership_state,
-       coalesce(l.eligibility_state, 'not_applicable') as eligibility_state,
-       coalesce(l.blocking_reason, 'none') as blocking_reason,
+       coalesce(l.eligibility_state, case l.lifecycle_phase
+           when 'runnable' then 'eligible_now' else 'not_applicable' end) as eligibility_state,
+       coalesce(l.blocking_reason, case l.lifecycle_phase
+           when 'runnable' then 'waiting_for_worker' else 'none' end) as blocking_reason,
        coalesce(l.blocking_detail, '') as blocking_detail,
        coalesce(n.terminal_outcome, 'none') as terminal_outcome,
-       coalesce(l.attempt_state, n.attempt_state) as attempt_state,
+       coalesce(l.attempt_state, n.attempt_state, case
+           when l.lifecycle_phase is null then 'attempt_terminal'
+           when l.lifecycle_phase = 'runnable' then 'pending_first_attempt'
+           else 'running_attempt' end) as attempt_state,
        coalesce(l.public_state, n.public_state) as public_state, coalesce(l.ready, 0) as ready,
        coalesce(l.total_attempt_count, n.total_attempt_count) as total_attempt_count,
        coalesce(l.current_attempt_index, n.current_attempt_index) as current_attempt_index,
-       coalesce(l.current_attempt_id, n.current_attempt_id) as current_attempt_id,
+       coalesce(l.current_attempt_id, l.lease_id, n.current_attempt_id, n.final_lease_id)
+           as current_attempt_id,
        coalesce(l.retry_count, n.retry_count) as retry_count,
        coalesce(l.replay_count, n.replay_count) as replay_count,
        coalesce(l.lease_reclaim_count, n.lease_reclaim_count) as lease_reclaim_count,
        coalesce(l.worker_deaths, n.worker_deaths) as worker_deaths, l.lease_id,
        coalesce(l.lease_epoch, n.lease_epoch) as lease_epoch, l.worker_id, l.worker_instance_id,
-       l.lease_acquired_at_ms, l.lease_expires_at_ms, l.lease_last_renewed_at_ms,
+       l.lease_acquired_at_ms, l.lease_expires_at_ms,
+       coalesce(l.lease_last_renewed_at_ms, l.lease_acquired_at_ms) as lease_last_renewed_at_ms,
        l.lease_expired_at_ms, l.lease_revoked_at_ms, l.lease_revoke_reason,
        n.final_lease_id, n.final_worker_id, n.final_worker_instance_id,
-       e.created_at_ms, coalesce(l.started_at_ms, n.started_at_ms) as started_at_ms,
+       e.created_at_ms, coalesce(l.started_at_ms, l.lease_acquired_at_ms, n.started_at_ms) as started_at_ms,
        n.completed_at_ms,
-       coalesce(l.last_transition_at_ms, n.last_transition_at_ms) as last_transition_at_ms,
-       coalesce(l.last_mutation_at_ms, n.last_mutation_at_ms) as last_mutation_at_ms,
+       coalesce(l.last_transition_at_ms, n.last_transition_at_ms, n.completed_at_ms)
+           as last_transition_at_ms,
+       coalesce(l.last_mutation_at_ms, n.last_mutation_at_ms, n.completed_at_ms) as last_mutation_at_ms,
        l.delay_until_ms, l.granted_until_ms, coalesce(l.deadline_at_ms, n.deadline_at_ms) as deadline_at_ms,
        l.attempt_deadline_ms, l.attempt_time_left_ms, n.retain_until_ms,
        coalesce(l.pending_retry_reason, n.pending_retry_reason) as pending_retry_reason,
@@ -262,13 +275,17 @@ select e.partition_key, e.execution_id, e.own_id, r.namespace, r.lane_id, r.exec
        e.retention_failed_ms
   from execution e
   left join route r on r.route_id = e.route_id
-  left join live l on l.partition_key = e.partition_key and l.execution_id = e.execution_id
-  left join ending n on n.partition_key = e.partition_key and n.execution_id = e.execution_id;
+  left join live l on l.execution_rowid = e.execution_rowid
+  left join ending n on n.execution_rowid = e.execution_rowid;
 
 -- Executions as their flows see them, found by the flow.
 create view flow_member as
-select partition_key, execution_id, route_id, flow_id, lifecycle_phase, eligibility_state,
-       blocking_reason, 'none' as terminal_outcome, public_state, replay_count, cancel_requested,
+select partition_key, execution_id, route_id, flow_id, lifecycle_phase,
+       coalesce(eligibility_state, case lifecycle_phase
+           when 'runnable' then 'eligible_now' else 'not_applicable' end) as eligibility_state,
+       coalesce(blocking_reason, case lifecycle_phase
+           when 'runnable' then 'waiting_for_worker' else 'none' end) as blocking_reason,
+       'none' as terminal_outcome, public_state, replay_count, cancel_requested,
        join_pending, awaited, awaits_child, null as completed_at_ms, null as cancellation_reason
   from live
  where flow_id is not null
@@ -280,20 +297,16 @@ select partition_key, execution_id, route_id, flow_id, 'terminal' as lifecycle_p
   from ending
  where flow_id is not null;
 
--- What can be claimed, per kind of work, best first: what waits, and what lost its lease.
-create index live_waiting on live (route_id, priority desc, created_at_ms, execution_id)
-    where ready and public_state = 'waiting';
-create index live_lost on live (route_id, priority desc, created_at_ms, execution_id)
-    where ready and public_state = 'active';
+-- What can be claimed, what waits and what lost its lease, per kind of work, best first.
+create index live_ready on live (public_state, route_id, priority desc, created_at_ms, execution_id)
+    where ready;
 -- Of what waits, those that go on with an attempt: a limit on starts does not hold them up.
-create index live_resuming on live (route_id, priority desc, created_at_ms, execution_id)
+create index live_resuming on live (public_state, route_id, priority desc, created_at_ms, execution_id)
     where ready and public_state = 'waiting' and attempt_state = 'attempt_interrupted';
 
 -- What time makes due. All partial: a row that waits for nothing is in none of them.
-create index live_leased on live (lease_expires_at_ms)
-    where lifecycle_phase = 'active' and ownership_state = 'leased';
-create index live_overdue on live (lease_expires_at_ms)
-    where lifecycle_phase = 'active' and ownership_state = 'lease_expired_reclaimable';
+create index live_leased on live (ownership_state, lease_expires_at_ms)
+    where lifecycle_phase = 'active';
 create index live_delay_due on live (delay_until_ms)
     where eligibility_state = 'not_eligible_until_time';
 create index live_attempt_due on live (attempt_deadline_ms)

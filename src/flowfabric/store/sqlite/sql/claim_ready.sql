@@ -12,25 +12,27 @@
 -- part, which is the number of the row: no other claim has the former, no other row the latter.
 delete from temp.claiming;
 -- next
-insert into temp.claiming (execution_rowid, lease_id, kind, attempt_type)
-select e.rowid, uuid_head(:uuids) || printf('%012x', e.rowid),
-       case when e.lifecycle_phase = 'active' then 'reclaimed'
-            when e.attempt_state = 'attempt_interrupted' then 'resumed'
+insert into temp.claiming (execution_rowid, again, lease_id, kind, attempt_type)
+select best.execution_rowid, best.lease_epoch > 0,
+       uuid_head(:uuids) || printf('%012x', best.execution_rowid),
+       case when best.lifecycle_phase = 'active' then 'reclaimed'
+            when best.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
        end,
-       case when e.lifecycle_phase = 'active' then 'reclaim'
-            when e.attempt_state = 'attempt_interrupted' then (
+       case when best.lifecycle_phase = 'active' then 'reclaim'
+            when best.attempt_state = 'attempt_interrupted' then (
                 select attempt_type
                   from attempt
-                 where attempt.partition_key = e.partition_key
-                   and attempt.execution_id = e.execution_id
-                   and attempt.attempt_index = e.current_attempt_index)
-            when e.attempt_state = 'pending_retry_attempt' then 'retry'
-            when e.attempt_state = 'pending_replay_attempt' then 'replay'
+                 where attempt.partition_key = best.partition_key
+                   and attempt.execution_id = best.execution_id
+                   and attempt.attempt_index = best.current_attempt_index)
+            when best.attempt_state = 'pending_retry_attempt' then 'retry'
+            when best.attempt_state = 'pending_replay_attempt' then 'replay'
             else 'initial'
        end
   from (
-    select e.rowid as execution_rowid
+    select e.execution_rowid, e.partition_key, e.execution_id, e.lifecycle_phase, e.attempt_state,
+           e.current_attempt_index, e.lease_epoch
       from (
         -- Found by what the worker serves: how many other kinds there are costs nothing.
         select route.* from json_each(:kinds) as kind
@@ -68,13 +70,13 @@ select e.rowid, uuid_head(:uuids) || printf('%012x', e.rowid),
             select 1 from json_each(route.required_capabilities) as need
              where need.value not in (select value from json_each(:capabilities)))
      order by e.priority desc, e.created_at_ms, e.execution_id
-     limit :limit) as best
- cross join live as e on e.rowid = best.execution_rowid;
+     limit :limit) as best;
 -- limits
 -- next
 -- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
-insert into temp.claiming (execution_rowid, lease_id, kind, attempt_type)
-select e.rowid, uuid_head(:uuids) || printf('%012x', e.rowid),
+insert into temp.claiming (execution_rowid, again, lease_id, kind, attempt_type)
+select e.execution_rowid, e.lease_epoch > 0,
+       uuid_head(:uuids) || printf('%012x', e.execution_rowid),
        case when e.lifecycle_phase = 'active' then 'reclaimed'
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
@@ -104,7 +106,7 @@ select e.rowid, uuid_head(:uuids) || printf('%012x', e.rowid),
               from (
                 select * from (
                     select x.rowid, x.priority, x.created_at_ms, x.execution_id,
-                           x.attempt_state = 'attempt_interrupted' as resumes
+                           x.attempt_state is 'attempt_interrupted' as resumes
                       from live as x
                      where x.route_id = given.value ->> 'route_id'
                        and x.ready
@@ -154,9 +156,9 @@ select e.partition_key, e.execution_id, e.total_attempt_count, c.lease_id, c.att
        case when c.attempt_type = 'replay' then e.pending_previous_attempt_index end,
        case when c.kind = 'reclaimed' then replace(e.ownership_state, '_reclaimable', '') end
   from temp.claiming as c
- cross join live as e on e.rowid = c.execution_rowid
- where c.kind <> 'resumed'
-   and e.lease_epoch > 0;
+ cross join live as e on e.execution_rowid = c.execution_rowid
+ where c.again
+   and c.kind <> 'resumed';
 -- next
 update attempt
    set attempt_state = case when c.kind = 'resumed' then 'started'
@@ -175,7 +177,7 @@ update attempt
        worker_instance_id = case when c.kind = 'resumed' then :worker_instance_id
                                  else attempt.worker_instance_id end
   from temp.claiming as c
- cross join live as e on e.rowid = c.execution_rowid
+ cross join live as e on e.execution_rowid = c.execution_rowid
  where c.kind <> 'fresh'
    and attempt.partition_key = e.partition_key
    and attempt.execution_id = e.execution_id
@@ -198,45 +200,45 @@ select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' 
                    when 'reclaimed' then replace(e.ownership_state, '_reclaimable', '') end,
        route.namespace, e.instance_tag, :clock
   from temp.claiming as c
- cross join live as e on e.rowid = c.execution_rowid
+ cross join live as e on e.execution_rowid = c.execution_rowid
  cross join route on route.route_id = e.route_id;
 -- next
 -- What kind of claim it is follows from the row as it was; looking it up would cost as much again.
 update live
    set lifecycle_phase = 'active',
        ownership_state = 'leased',
-       eligibility_state = 'not_applicable',
-       blocking_reason = 'none',
+       eligibility_state = null,
+       blocking_reason = null,
        blocking_detail = '',
-       attempt_state = 'running_attempt',
+       attempt_state = null,
        public_state = 'active',
        ready = 0,
-       lease_id = uuid_head(:uuids) || printf('%012x', rowid),
+       lease_id = uuid_head(:uuids) || printf('%012x', execution_rowid),
        lease_epoch = lease_epoch + 1,
        worker_id = :worker_id,
        worker_instance_id = :worker_instance_id,
        lease_acquired_at_ms = :clock,
        lease_expires_at_ms = :clock + :lease_ttl_ms,
-       lease_last_renewed_at_ms = :clock,
+       lease_last_renewed_at_ms = null,
        lease_expired_at_ms = null,
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
        current_attempt_id = case when lifecycle_phase <> 'active'
-                                  and attempt_state = 'attempt_interrupted' then current_attempt_id
-                                 else uuid_head(:uuids) || printf('%012x', rowid) end,
+                                  and attempt_state = 'attempt_interrupted'
+                                 then coalesce(current_attempt_id, lease_id) end,
        current_attempt_index = case when lifecycle_phase <> 'active'
                                      and attempt_state = 'attempt_interrupted'
                                     then current_attempt_index
                                     else total_attempt_count end,
        total_attempt_count = total_attempt_count + (
-           lifecycle_phase = 'active' or attempt_state <> 'attempt_interrupted'),
+           lifecycle_phase = 'active' or attempt_state is not 'attempt_interrupted'),
        lease_reclaim_count = max(lease_reclaim_count, 0) + (lifecycle_phase = 'active'),
        worker_deaths = case when lifecycle_phase = 'active' then worker_deaths else 0 end,
        attempt_deadline_ms = :clock + nullif(
            case when lifecycle_phase <> 'active' and attempt_state = 'attempt_interrupted'
                 then attempt_time_left_ms else attempt_timeout_ms end, 0),
        attempt_time_left_ms = null,
-       started_at_ms = coalesce(started_at_ms, :clock),
+       started_at_ms = coalesce(started_at_ms, lease_acquired_at_ms),
        pending_retry_reason = null,
        pending_replay_reason = null,
        pending_replay_requested_by = null,
@@ -244,10 +246,11 @@ update live
        last_transition_at_ms = case when lifecycle_phase = 'active' then last_transition_at_ms
                                     else :clock end,
        last_mutation_at_ms = :clock
- where rowid in (select execution_rowid from temp.claiming);
+ where execution_rowid in (select execution_rowid from temp.claiming);
 -- next
 select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, route.lane_id,
-       e.current_attempt_index as attempt_index, e.current_attempt_id as attempt_id,
+       e.current_attempt_index as attempt_index,
+       coalesce(e.current_attempt_id, e.lease_id) as attempt_id,
        e.lease_expires_at_ms, route.namespace, route.execution_kind, e.priority,
        coalesce(e.input, asked.payload) as payload,
        case when e.input is null then asked.payload_encoding else e.input_encoding end
@@ -255,8 +258,7 @@ select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, route
        e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms,
        c.attempt_type, e.route_id
   from temp.claiming as c
- cross join live as e on e.rowid = c.execution_rowid
- cross join execution as asked
-    on asked.partition_key = e.partition_key and asked.execution_id = e.execution_id
+ cross join live as e on e.execution_rowid = c.execution_rowid
+ cross join execution as asked on asked.execution_rowid = e.execution_rowid
  cross join route on route.route_id = e.route_id
  order by c.place;

@@ -1,40 +1,44 @@
--- Complete the given executions whose lease is live; return the positions of those.
+-- Complete the given executions whose lease is live; return how many, and the positions of those.
 --
 -- Together these stand in for `core.executions.decide_complete` in the sure case: the
 -- lease is the one given, has not ended, and no waitpoint is left to close. A lease id is
 -- never used twice and is cleared when the lease is released, so the rest of the fence
 -- follows from it. All others are left alone, for the caller to decide one by one.
 delete from temp.completing;
--- next, for each row
+-- next
 insert into temp.completing (
     execution_rowid, position, lease_epoch, flow_id, awaited, result, result_encoding)
-select e.rowid, :position, e.lease_epoch, e.flow_id, e.awaited, :results, :result_encodings
-  from live as e
- where e.partition_key = :partition_keys
-   and e.execution_id = :execution_ids
-   and e.lifecycle_phase = 'active'
+select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited, given('results', g.key),
+       given('result_encodings', g.key)
+  from json_each(:execution_ids) as g
+ cross join execution as x
+    on x.partition_key = given('partition_keys', g.key)
+   and x.execution_id = g.value
+ cross join live as e on e.execution_rowid = x.execution_rowid
+ where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
-   and e.lease_id = :lease_ids
+   and e.lease_id = given('lease_ids', g.key)
    and e.open_waitpoint_count = 0
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
 -- next
 insert into ending (
-    partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag, deadline_at_ms,
-    priority, terminal_outcome, public_state, attempt_state, total_attempt_count, current_attempt_index,
-    current_attempt_id, retry_count, replay_count, lease_reclaim_count, worker_deaths,
-    lease_epoch, final_lease_id, final_worker_id, final_worker_instance_id, started_at_ms,
-    completed_at_ms, last_transition_at_ms, last_mutation_at_ms, retain_until_ms,
+    execution_rowid, partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag,
+    deadline_at_ms, priority, terminal_outcome, public_state, total_attempt_count,
+    current_attempt_index, current_attempt_id, retry_count, replay_count, lease_reclaim_count,
+    worker_deaths, lease_epoch, final_lease_id, final_worker_id, final_worker_instance_id,
+    started_at_ms, completed_at_ms, retain_until_ms,
     pending_retry_reason, pending_replay_reason, pending_replay_requested_by,
     pending_previous_attempt_index, progress_pct, progress_message, progress_updated_at_ms,
     signal_count, keeps_signals, cancel_requested, join_pending,
     last_capability_mismatch_at_ms, input, input_encoding, next_input, next_input_encoding,
     awaited, result, result_encoding)
-select l.partition_key, l.execution_id, l.route_id, l.created_at_ms, l.flow_id, l.instance_tag,
-       l.deadline_at_ms, l.priority, 'success', 'completed', 'attempt_terminal', l.total_attempt_count,
-       l.current_attempt_index, l.current_attempt_id, l.retry_count, l.replay_count, l.lease_reclaim_count, l.worker_deaths,
-       l.lease_epoch, l.lease_id, l.worker_id, l.worker_instance_id, l.started_at_ms,
-       :clock, :clock, :clock,
+select l.execution_rowid, l.partition_key, l.execution_id, l.route_id, l.created_at_ms, l.flow_id,
+       l.instance_tag, l.deadline_at_ms, l.priority, 'success', 'completed',
+       l.total_attempt_count, l.current_attempt_index, l.current_attempt_id, l.retry_count,
+       l.replay_count, l.lease_reclaim_count, l.worker_deaths, l.lease_epoch, l.lease_id,
+       l.worker_id, l.worker_instance_id,
+       coalesce(l.started_at_ms, l.lease_acquired_at_ms), :clock,
        -- A member is kept as long as its flow, which knows nothing of its end yet.
        case when l.flow_id is null then :clock + l.retention_ms end,
        l.pending_retry_reason, l.pending_replay_reason, l.pending_replay_requested_by,
@@ -43,7 +47,7 @@ select l.partition_key, l.execution_id, l.route_id, l.created_at_ms, l.flow_id, 
        l.join_pending, l.last_capability_mismatch_at_ms, l.input, l.input_encoding, l.next_input,
        l.next_input_encoding, l.awaited, c.result, c.result_encoding
   from temp.completing as c
- cross join live as l on l.rowid = c.execution_rowid;
+ cross join live as l on l.execution_rowid = c.execution_rowid;
 -- next
 -- All but the first attempt under its first lease, which follows from the execution.
 update attempt
@@ -55,7 +59,7 @@ update attempt
  where (execution_id, partition_key, attempt_index) in (
     select e.execution_id, e.partition_key, e.current_attempt_index
       from temp.completing as c
-     cross join live as e on e.rowid = c.execution_rowid
+     cross join live as e on e.execution_rowid = c.execution_rowid
      where c.lease_epoch > 1);
 -- next
 insert into event (
@@ -65,7 +69,7 @@ select 'lease', 'revoked', l.partition_key, l.execution_id, l.flow_id, l.lease_i
        l.current_attempt_index, l.worker_instance_id, 'completed', route.namespace,
        l.instance_tag, :clock
   from temp.completing as c
- cross join live as l on l.rowid = c.execution_rowid
+ cross join live as l on l.execution_rowid = c.execution_rowid
  cross join route on route.route_id = l.route_id;
 -- next
 insert into event (
@@ -74,16 +78,18 @@ insert into event (
 select 'completion', 'success', l.partition_key, l.execution_id, l.flow_id, l.lease_epoch,
        l.current_attempt_index, route.namespace, l.instance_tag, :clock
   from temp.completing as c
- cross join live as l on l.rowid = c.execution_rowid
+ cross join live as l on l.execution_rowid = c.execution_rowid
  cross join route on route.route_id = l.route_id;
 -- next
 insert into completion_dispatch (
     partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
 select e.partition_key, e.flow_id, e.execution_id, e.replay_count, 'success', :clock
   from temp.completing as c
- cross join live as e on e.rowid = c.execution_rowid
+ cross join live as e on e.execution_rowid = c.execution_rowid
  where c.flow_id is not null;
 -- next
-delete from live where rowid in (select execution_rowid from temp.completing);
+delete from live where execution_rowid in (select execution_rowid from temp.completing);
 -- next
-select position, awaited, flow_id is not null as in_flow from temp.completing;
+select count(*) as completed, group_concat(position) as positions,
+       coalesce(max(awaited), 0) as awaited, count(flow_id) > 0 as in_flow
+  from temp.completing;

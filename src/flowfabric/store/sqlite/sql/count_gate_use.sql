@@ -35,7 +35,9 @@ select g.gate_id, g.owner_kind, g.owner_id, g.gate_key, g.starts, g.opens_at_ms,
                     from claim_grant as c
                    cross join gate_route as r on r.gate_id = g.gate_id and r.route_id = c.route_id
                    cross join live as l
-                      on l.partition_key = c.partition_key and l.execution_id = c.execution_id
+                      on l.execution_rowid = (
+                          select k.execution_rowid from execution k
+                           where k.partition_key = c.partition_key and k.execution_id = c.execution_id)
                    where c.expires_at_ms >= :clock
                      and l.granted_until_ms = c.expires_at_ms)
        end
@@ -69,7 +71,9 @@ select g.gate_id, g.owner_kind, g.owner_id, g.gate_key, g.starts, g.opens_at_ms,
             else (select count(*)
                     from admission as a
                    cross join live as l
-                      on l.partition_key = a.partition_key and l.execution_id = a.execution_id
+                      on l.execution_rowid = (
+                          select k.execution_rowid from execution k
+                           where k.partition_key = a.partition_key and k.execution_id = a.execution_id)
                    where a.gate_id = g.gate_id
                      and l.replay_count = a.replay_count)
        end as in_use,

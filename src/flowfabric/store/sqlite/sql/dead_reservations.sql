@@ -6,8 +6,9 @@ select r.*
    and not exists (
     select 1
       from live as l
-     where l.partition_key = r.partition_key
-       and l.execution_id = r.execution_id
+     where l.execution_rowid = (
+                select x.execution_rowid from execution x
+                 where x.partition_key = r.partition_key and x.execution_id = r.execution_id)
        and l.lease_id = r.lease_id
        and l.ownership_state = 'leased'
        and l.lease_expires_at_ms > :now_ms);

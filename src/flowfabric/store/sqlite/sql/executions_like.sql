@@ -6,9 +6,9 @@ select e.partition_key, e.execution_id
    and e.execution_id = k.value ->> 'execution_ids'
  cross join route as r on r.route_id = e.route_id
  where (cast(:namespace as text) is null or r.namespace = :namespace)
-   and (cast(:kind as text) is null
-        or r.execution_kind = :kind
-        or substr(r.execution_kind, 1, length(:kind) + 1) = :kind || '@')
+   and (cast(:execution_kind as text) is null
+        or r.execution_kind = :execution_kind
+        or substr(r.execution_kind, 1, length(:execution_kind) + 1) = :execution_kind || '@')
    and (cast(:tag_key as text) is null
         or exists (
             select 1 from execution_tag as t

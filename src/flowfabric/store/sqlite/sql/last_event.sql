@@ -1,3 +1,3 @@
--- The highest event id handed out and committed; null when the log is empty.
-select max(event_id) as event_id
+-- The highest event id handed out and committed; 0 when the log is empty.
+select coalesce(max(event_id), 0) as event_id
   from event;

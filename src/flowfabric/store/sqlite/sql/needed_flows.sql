@@ -10,17 +10,20 @@ select w.value ->> 'flow_ids' as flow_id
        and (m.awaited
             or exists (
                 select 1 from live p
-                 where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
-                   and p.execution_id = substr(d.parent_execution_id, -36))
+                 where p.execution_rowid = (
+                          select k.execution_rowid from execution k
+                           where k.partition_key = cast(substr(d.parent_execution_id, 5) as integer) and k.execution_id = substr(d.parent_execution_id, -36)))
             or exists (
                 select 1 from ending p
-                 where p.partition_key = cast(substr(d.parent_execution_id, 5) as integer)
-                   and p.execution_id = substr(d.parent_execution_id, -36)
+                 where p.execution_rowid = (
+                          select k.execution_rowid from execution k
+                           where k.partition_key = cast(substr(d.parent_execution_id, 5) as integer) and k.execution_id = substr(d.parent_execution_id, -36))
                    and p.terminal_outcome <> 'success')
             or exists (
                 select 1 from waiter t
                   cross join live p
-                    on p.partition_key = cast(substr(t.waiting, 5) as integer)
-                   and p.execution_id = substr(t.waiting, -36)
+                    on p.execution_rowid = (
+                          select k.execution_rowid from execution k
+                           where k.partition_key = cast(substr(t.waiting, 5) as integer) and k.execution_id = substr(t.waiting, -36))
                  where t.partition_key = d.partition_key
                    and t.execution_id = d.execution_id)));

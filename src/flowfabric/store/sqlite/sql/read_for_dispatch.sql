@@ -19,7 +19,8 @@ select f.*, f.flow_id as flow,
          order by partition_key, flow_id, execution_id, replay_count
          limit :limit) as d
   left join flow as f on f.partition_key = d.partition_key and f.flow_id = d.flow_id
-  left join ending as u on u.partition_key = d.partition_key and u.execution_id = d.execution_id
+  left join execution as x on x.partition_key = d.partition_key and x.execution_id = d.execution_id
+  left join ending as u on u.execution_rowid = x.execution_rowid
   left join edge as w
     on w.partition_key = d.partition_key
    and w.upstream_id = d.execution_id

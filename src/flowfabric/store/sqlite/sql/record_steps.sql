@@ -8,20 +8,21 @@ insert into step (
     partition_key, execution_id, step_key, after_key, kind, line, name, digest, number,
     parallel, asked_after, position, result, failure, wake_at_ms, duration_ms,
     attempt_index, recorded_at_ms)
-select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'after_keys',
-       g.value ->> 'kinds', g.value ->> 'lines', g.value ->> 'names', g.value ->> 'digests',
-       g.value ->> 'numbers', g.value ->> 'parallels', g.value ->> 'asked_afters',
-       g.value ->> 'positions', unhex(g.value ->> 'results'),
-       unhex(g.value ->> 'failures'), :clock + (g.value ->> 'sleeps_ms'),
-       g.value ->> 'durations_ms',
+select e.partition_key, e.execution_id, given('step_keys', g.key), given('after_keys', g.key),
+       given('kinds', g.key), given('lines', g.key), given('names', g.key), given('digests', g.key),
+       given('numbers', g.key), given('parallels', g.key), given('asked_afters', g.key),
+       given('positions', g.key), given('results', g.key),
+       given('failures', g.key), :clock + (given('sleeps_ms', g.key)),
+       given('durations_ms', g.key),
        e.current_attempt_index, :clock
-  from json_each(:rows) as g
- cross join live as e
-    on e.partition_key = g.value ->> 'partition_keys'
-   and e.execution_id = g.value ->> 'execution_ids'
+  from json_each(:execution_ids) as g
+ cross join execution as x
+    on x.partition_key = given('partition_keys', g.key)
+   and x.execution_id = g.value
+ cross join live as e on e.execution_rowid = x.execution_rowid
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
-   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_id = given('lease_ids', g.key)
    and e.lease_expires_at_ms > :clock
     on conflict (partition_key, execution_id, step_key) do update
           set failure = coalesce(step.failure, excluded.failure),
@@ -30,11 +31,12 @@ select e.partition_key, e.execution_id, g.value ->> 'step_keys', g.value ->> 'af
            or step.position is null and excluded.position is not null;
 -- next
 select g.key as position, :clock as now_ms
-  from json_each(:rows) as g
- cross join live as e
-    on e.partition_key = g.value ->> 'partition_keys'
-   and e.execution_id = g.value ->> 'execution_ids'
+  from json_each(:execution_ids) as g
+ cross join execution as x
+    on x.partition_key = given('partition_keys', g.key)
+   and x.execution_id = g.value
+ cross join live as e on e.execution_rowid = x.execution_rowid
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
-   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_id = given('lease_ids', g.key)
    and e.lease_expires_at_ms > :clock;

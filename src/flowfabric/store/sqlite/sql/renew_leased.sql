@@ -4,14 +4,15 @@
 delete from temp.renewing;
 -- next
 insert into temp.renewing (execution_rowid, position, lease_ttl_ms)
-select e.rowid, g.key, g.value ->> 'lease_ttls_ms'
-  from json_each(:rows) as g
- cross join live as e
-    on e.partition_key = g.value ->> 'partition_keys'
-   and e.execution_id = g.value ->> 'execution_ids'
+select e.rowid, g.key, given('lease_ttls_ms', g.key)
+  from json_each(:execution_ids) as g
+ cross join execution as x
+    on x.partition_key = given('partition_keys', g.key)
+   and x.execution_id = g.value
+ cross join live as e on e.execution_rowid = x.execution_rowid
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
-   and e.lease_id = g.value ->> 'lease_ids'
+   and e.lease_id = given('lease_ids', g.key)
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
 -- next

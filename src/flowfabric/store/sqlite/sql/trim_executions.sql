@@ -10,27 +10,30 @@
 delete from temp.trimming;
 -- next
 insert into temp.trimming (execution_rowid, partition_key, execution_id, needed)
-select d.rowid, d.partition_key, d.execution_id,
+select d.execution_rowid, d.partition_key, d.execution_id,
        d.awaited
        or exists (
             select 1 from live p
-             where p.partition_key = cast(substr(e.parent_execution_id, 5) as integer)
-               and p.execution_id = substr(e.parent_execution_id, -36))
+             where p.execution_rowid = (
+                      select k.execution_rowid from execution k
+                       where k.partition_key = cast(substr(e.parent_execution_id, 5) as integer) and k.execution_id = substr(e.parent_execution_id, -36)))
        or exists (
             select 1 from ending p
-             where p.partition_key = cast(substr(e.parent_execution_id, 5) as integer)
-               and p.execution_id = substr(e.parent_execution_id, -36)
+             where p.execution_rowid = (
+                      select k.execution_rowid from execution k
+                       where k.partition_key = cast(substr(e.parent_execution_id, 5) as integer) and k.execution_id = substr(e.parent_execution_id, -36))
                and p.terminal_outcome <> 'success')
        or exists (
             select 1 from waiter w
               cross join live p
-                on p.partition_key = cast(substr(w.waiting, 5) as integer)
-               and p.execution_id = substr(w.waiting, -36)
+                on p.execution_rowid = (
+                      select k.execution_rowid from execution k
+                       where k.partition_key = cast(substr(w.waiting, 5) as integer) and k.execution_id = substr(w.waiting, -36))
              where w.partition_key = d.partition_key
                and w.execution_id = d.execution_id)
   from ending d
  cross join execution e
-    on e.partition_key = d.partition_key and e.execution_id = d.execution_id
+    on e.execution_rowid = d.execution_rowid
  where d.retain_until_ms is not null
    and d.retain_until_ms <= :before_ms
 -- within d
@@ -40,7 +43,7 @@ select d.rowid, d.partition_key, d.execution_id,
 update ending
    set retain_until_ms = :before_ms
        + min(max(:before_ms - completed_at_ms, :held_ms_min), :held_ms_max)
- where rowid in (select execution_rowid from temp.trimming where needed);
+ where execution_rowid in (select execution_rowid from temp.trimming where needed);
 -- next
 delete from attempt
  where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
@@ -94,14 +97,13 @@ delete from idempotency_guard
     select r.namespace, e.idempotency_key
       from temp.doomed d
      cross join execution e
-        on e.partition_key = d.partition_key and e.execution_id = d.execution_id
+        on e.execution_rowid = d.execution_rowid
      cross join route r on r.route_id = e.route_id
      where e.idempotency_key is not null)
    and execution in (select '{fp:' || partition_key || '}:' || execution_id from temp.doomed);
 -- next
-delete from execution
- where (execution_id, partition_key) in (select execution_id, partition_key from temp.doomed);
+delete from execution where execution_rowid in (select execution_rowid from temp.doomed);
 -- next
-delete from ending where rowid in (select execution_rowid from temp.doomed);
+delete from ending where execution_rowid in (select execution_rowid from temp.doomed);
 -- next
 select count(*) filter (where not needed) as trimmed, count(*) as looked_at from temp.trimming;

@@ -1,4 +1,4 @@
-"""The description of the server as a page to read, made here and whole: it loads nothing."""
+"""The page at `/docs`, made from the OpenAPI document. It loads nothing from elsewhere."""
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ DOCUMENT: Final = f"{PLACE}/openapi.json"
 
 
 class PageOfRoutes(OpenAPIRenderPlugin):
-    """Every request by what it is about: parameters, bodies and answers."""
+    """Every request by tag: parameters, bodies and answers."""
 
     def __init__(self) -> None:
         super().__init__(path="/", favicon="", style="")
@@ -48,7 +48,7 @@ class PageOfRoutes(OpenAPIRenderPlugin):
 
 
 class DocumentOfRoutes(JsonRenderPlugin):
-    """The same for programs. It says where the server is, mounted under a prefix or not."""
+    """The same for programs, with the URL of the server, mounted under a prefix or not."""
 
     def render(self, request: AnyRequest, openapi_schema: Described) -> bytes:
         root = prefix_of(request, DOCUMENT) or "/"
@@ -56,13 +56,13 @@ class DocumentOfRoutes(JsonRenderPlugin):
 
 
 def prefix_of(request: AnyRequest, place: str) -> str:
-    """What comes before a place of this server: empty, or what it is mounted under.
+    """The prefix that the server is mounted under, or nothing.
 
-    Some frameworks tell it by `root_path`, others take it off the path; all leave what was asked.
+    Some frameworks set `root_path`, others cut the prefix off the path; all keep the raw path.
     """
-    asked = request.scope["raw_path"].decode("latin-1").rstrip("/")
-    if asked.endswith(place):
-        return asked.removesuffix(place)
+    raw_path = request.scope["raw_path"].decode("latin-1").rstrip("/")
+    if raw_path.endswith(place):
+        return raw_path.removesuffix(place)
     return request.scope["root_path"].rstrip("/")
 
 
@@ -80,12 +80,12 @@ def _sections(paths: Described) -> Iterator[str]:
 
 
 def _request(path: str, method: str, about: Described) -> str:
-    told = html.escape(str(about.get("summary", "")))
+    summary = html.escape(str(about.get("summary", "")))
     more = html.escape(str(about.get("description", "")))
     parts = [f"<p>{more}</p>"] if more else []
     told_of = [each for each in ("parameters", "requestBody", "responses") if about.get(each)]
     parts += [f"<p>{each}</p>{_shown(about[each])}" for each in told_of]
-    head = f"<b>{method.upper()}</b> <code>{html.escape(path)}</code> {told}"
+    head = f"<b>{method.upper()}</b> <code>{html.escape(path)}</code> {summary}"
     return f"<details><summary>{head}</summary>{''.join(parts)}</details>"
 
 

@@ -1,4 +1,4 @@
-"""What a task of a handler waits for, where that is no durable call.
+"""The asyncio tasks of a handler: what they wait for, and which ones it starts.
 
 asyncio cannot be asked what a task waits for. A task at an asyncio lock, event or queue, or
 awaiting another task of the handler, counts as waiting for a sibling; anything else, a request or
@@ -8,12 +8,18 @@ assumed to be unknown.
 
 import asyncio
 import inspect
+import weakref
 from asyncio import locks, queues, taskgroups, tasks
-from collections.abc import Callable, Container, Iterable
-from contextvars import Context
+from collections.abc import Callable, Container, Coroutine, Generator, Iterable
+from contextvars import Context, copy_context
+from functools import partial
 from pathlib import Path
 from types import CodeType, CoroutineType
-from typing import Final
+from typing import Final, Protocol, TypeVar
+
+from flowfabric.worker.lines import Line, current_line, inside_step
+
+T = TypeVar("T")
 
 _MEETING: Final = (locks.__file__, queues.__file__)
 """Where the code is by which tasks wait for each other."""
@@ -39,7 +45,7 @@ def is_ours(coroutine: object) -> bool:
 
 
 def at_work(running: object, others: Container[object]) -> bool:
-    """Whether a task that makes no durable call goes on by itself, not by one of `others`."""
+    """Whether a task outside durable calls waits for something external, not one of `others`."""
     if not isinstance(running, asyncio.Task):
         return True
     if awaits_one_of(others, running):
@@ -137,3 +143,97 @@ def _is_from(
 
 def _local(coroutine: "CoroutineType[object, object, object]", name: str) -> object:
     return None if coroutine.cr_frame is None else coroutine.cr_frame.f_locals.get(name)
+
+
+# Watching which tasks a handler starts --------------------------------------
+#
+# The worker sees every task from the moment it is created: that is the order of the code,
+# whereas the order in which tasks arrive somewhere is chance. Outside handlers, and for
+# tasks of our own, watching costs a lookup.
+
+
+class TaskFactory(Protocol):
+    """As `asyncio` calls it."""
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        /,
+    ) -> "asyncio.Future[T]": ...
+
+
+_watching: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class _Watch:
+    def __init__(self, before: TaskFactory | None) -> None:
+        self.before = before
+        self.uses = 0
+
+    def factory(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        /,
+        *,
+        context: Context | None = None,
+        **given: object,
+    ) -> "asyncio.Future[T]":
+        """Create a task; inside a handler, with a line of its own."""
+        line = _line_in(context)
+        if line is None or line.journal.closed or inside_step.get() or is_ours(coroutine):
+            return self._create(loop, coroutine, context)
+        branch = line.fork(coroutine)
+        # A copy of a context that was given too: tasks that share one are lines of their own.
+        own = copy_context() if context is None else context.copy()
+        own.run(current_line.set, branch)
+        task = self._create(loop, coroutine, own)
+        branch.work.running = task
+        task.add_done_callback(branch.ended)
+        return task
+
+    def _create(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        context: Context | None,
+    ) -> "asyncio.Future[T]":
+        if self.before is None:
+            return asyncio.Task(coroutine, loop=loop, context=context)
+        if context is None:
+            return self.before(loop, coroutine)
+        # It copies the context it is called in, whether or not it can be given one.
+        return context.run(self.before, loop, coroutine)
+
+
+def _line_in(context: Context | None) -> Line | None:
+    """The line that starts a task: that of the context it is given, or of who creates it."""
+    own = current_line.get()
+    return own if context is None else context.get(current_line) or own
+
+
+def watch_tasks(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """See every task that handlers start on a loop, until the function returned is called."""
+    watch = _watching.get(loop)
+    if watch is None or loop.get_task_factory() != watch.factory:
+        watch = _watching[loop] = _Watch(loop.get_task_factory())
+        loop.set_task_factory(watch.factory)
+    watch.uses += 1
+    return partial(_unwatch, weakref.ref(loop), watch)
+
+
+def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> None:
+    watch.uses -= 1
+    watched = loop()
+    if watched is None or watch.uses > 0:
+        return
+    # Another one that was put in place meanwhile stays.
+    if watched.get_task_factory() == watch.factory:
+        watched.set_task_factory(watch.before)
+        _watching.pop(watched, None)

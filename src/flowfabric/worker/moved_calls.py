@@ -1,4 +1,4 @@
-"""Notices what changed code leaves behind in other lines than that of a call; see docs/deploys.md.
+"""Detects stored calls that changed code has moved to another line; see docs/deploys.md.
 
 When a call that is not stored is about to run, every call the handler makes without a new
 result has been made, unless it does something outside of steps first. If one like it is
@@ -15,7 +15,8 @@ from typing import Final
 
 from flowfabric.core import journal
 from flowfabric.core.records import Step, StepKind
-from flowfabric.worker import lines, waits
+from flowfabric.worker import lines
+from flowfabric.worker.tasks import OwnTasks, at_work, awaits_one_of, is_ours, picks
 
 _IDLE: Final = (StepKind.SLEEP, StepKind.NOW, StepKind.RANDOM, StepKind.UUID)
 
@@ -43,10 +44,12 @@ class Moves:
         self._unknown: set[str] = set()
         """Labels of those of them that had made no call."""
         self._acting = {""}
-        """Names under which more is stored than what has no effect; whatever has none is there."""
+        """Named branches that have stored a step with an effect; "" (no name) always counts."""
         self._forgiven: set[str] = set()
+        self.shared: set[str] = set()
+        """Lines of branches that share their items."""
         self._running: set[object] = set()
-        self._waits = waits.OwnTasks(self._is_own, self._runs_in)
+        self._waits = OwnTasks(self._is_own, self._runs_in)
         self.certain = True
         """Nothing but stored outcomes has brought the handler where it is."""
 
@@ -62,12 +65,12 @@ class Moves:
             if not self._waits.in_order(work.running, work.branches):
                 self.certain = False
                 return
-            work.picks = work.picks or waits.picks(work.running)
+            work.picks = work.picks or picks(work.running)
 
     def _is_own(self, future: object) -> bool:
         if not isinstance(future, asyncio.Task):
             return False
-        return future.done() or future in self._running or waits.is_ours(future.get_coro())
+        return future.done() or future in self._running or is_ours(future.get_coro())
 
     def _runs_in(self, context: Context) -> bool:
         line = context.get(lines.current_line)
@@ -75,7 +78,11 @@ class Moves:
 
     def unaccounted(self, line: lines.Line) -> Step | None:
         """What the same code would have asked for by now, before anything new in a line."""
-        return min(self._left(line), key=_place, default=None) if self.certain else None
+        left = self._left(line) if self.certain else ()
+        # Who comes to the items that branches share, and when, is another matter in every run.
+        return min(
+            (step for step in left if step.line not in self.shared), key=_place, default=None
+        )
 
     def _left(self, line: lines.Line) -> list[Step]:
         """What is stored and was not asked for, as far as it concerns a line."""
@@ -103,12 +110,33 @@ class Moves:
         One with branches of its own waits for them, as the handler itself does.
         """
         leaves, tasks = self._outside_calls()
-        return any(waits.at_work(leaf, tasks) for leaf in leaves)
+        return any(at_work(leaf, tasks) for leaf in leaves)
+
+    def is_beside_work(self, line: lines.Line) -> bool:
+        """Whether a branch like this one, or one it has started, works outside of durable calls."""
+        leaves, tasks = self._outside_calls()
+        return any(
+            at_work(each.work.running, tasks)
+            for each in (self._tasks if leaves else ())
+            if each.work.is_outside_calls
+            and line not in (around := list(each.and_above()))
+            and any(map(line.is_sibling, around))
+        )
+
+    def is_at_work(self, line: lines.Line) -> bool:
+        """Whether the task of a line does something else than to wait for calls or its branches."""
+        work, tasks = line.work, {each.work.running for each in self._tasks}
+        self._running = tasks
+        return not (
+            work.held
+            or awaits_one_of(tasks, work.running)
+            or self._waits.in_order(work.running, work.branches)
+        )
 
     def _may_call(self) -> bool:
         """Whether a task is between two calls: at work, or at a lock that another may have."""
         leaves, tasks = self._outside_calls()
-        return not all(waits.awaits_one_of(tasks, leaf) for leaf in leaves)
+        return not all(awaits_one_of(tasks, leaf) for leaf in leaves)
 
     def _outside_calls(self) -> tuple[list[object], set[object]]:
         """The tasks that wait neither in a call nor for branches of their own, and all tasks."""
@@ -151,7 +179,9 @@ class Moves:
             if step.step_key in self._untaken and step.step_key not in self._forgiven
             if renamed or not journal.in_any_order(here, step.line)
         }
-        elsewhere.discard(here)
+        # What is left in branches that share their items with this one, their pool has looked at.
+        pool = call.line.pool
+        elsewhere -= {here} if pool is None or not pool.exchanged else {here, *pool.lines}
         if elsewhere:
             going = self._going(call.line)
             for line in sorted(elsewhere):

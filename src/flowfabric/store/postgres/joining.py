@@ -12,7 +12,7 @@ from msgspec import Struct
 from flowfabric import errors
 from flowfabric.outages import patience_s
 from flowfabric.store.base import Value
-from flowfabric.store.foreign import comes_from, unknown
+from flowfabric.store.joining import comes_from, unknown
 from flowfabric.store.postgres import driver
 from flowfabric.store.postgres.hints import hint_payloads
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH

@@ -3,10 +3,12 @@
 --
 -- Everything is looked up ending by ending. Joined freely, a queue that was long when it was
 -- last analyzed is planned as a walk over all executions, or over all edges.
-select d.partition_key, d.flow_id, d.execution_id, d.replay_count, d.outcome, d.enqueued_at_ms,
-       e.replay_count as current_replay_count, e.cancellation_reason,
+select d.*, d.execution_id::text as completion_dispatch,
+       e.partition_key, e.execution_id, e.replay_count as current_replay_count,
+       e.cancellation_reason,
        case when p.passes then e.result end as result,
-       case when p.passes then e.result_encoding end as result_encoding
+       case when p.passes then e.result_encoding end as result_encoding,
+       e.execution_id::text as ended_upstream
   from unnest(:partition_keys::int[], :flow_ids::uuid[]) as w (partition_key, flow_id)
  cross join lateral (
     select *

@@ -38,10 +38,9 @@ from flowfabric.worker.worker import WorkerSettings
 # Several processes of one worker, for machines with several cores -----------
 #
 # They know nothing of each other: the database hands each of them its own work. The process
-# that starts them passes on every signal that tells it to stop. One that is killed is
-# replaced; one that ends by itself has said why, and the others would end the same way. They
-# hold the reading end of a pipe, so that they stop when their parent is gone, however
-# that ended.
+# that starts them passes on every signal that tells it to stop. It replaces one that is killed;
+# one that exits on its own has said why, and the others would exit for the same reason. Each
+# holds the reading end of a pipe, and stops when its parent is gone, however that ended.
 
 log = open_log(__name__)
 
@@ -51,7 +50,7 @@ PORT_MAX: Final = 65_535
 
 
 def run_several(commands: Sequence[Sequence[str]]) -> int:
-    """Run commands, each in a process, until they are told to stop; return their status."""
+    """Run each command in a process until told to stop; return their status."""
     return asyncio.run(_Several().run(commands))
 
 
@@ -68,9 +67,9 @@ class _Several:
         return next((status for status in statuses if status != options.OK), options.OK)
 
     async def _keep_one(self, command: Sequence[str]) -> int:
-        """A process, and another whenever it is killed; the status of the last."""
+        """Run a process, replacing it whenever it is killed; return the status of the last."""
         while True:
-            # A group of its own: a terminal would send Ctrl-C to all, and it would count twice.
+            # In its own group: a terminal sends Ctrl-C to a whole group, and it would count twice.
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, process_group=0
             )
@@ -93,7 +92,7 @@ class _Several:
     def _stop(self) -> None:
         self._stopping.set()
         for process in self._running:
-            # Not through `process`: it would look whether it has ended, and lose its status.
+            # Not `process.terminate()`: it would poll the process, and lose its status.
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
 
@@ -102,7 +101,7 @@ def stop_with_starter() -> None:
     """Stop this process as soon as the one that started it is gone."""
 
     def wait() -> None:
-        # Not through `sys.stdin`, which a thread must not be reading when the interpreter ends.
+        # Not `sys.stdin.read`: a thread must not be in it when the interpreter ends.
         os.read(0, 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -157,10 +156,10 @@ def changed(before: Mapping[Path, int], after: Mapping[Path, int]) -> Path | Non
 
 
 def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
-    """Run until it is interrupted; a command that ends by itself waits for a change."""
-    # A shell that starts a command in the background has it ignore interrupts.
+    """Run until interrupted; once the command has ended, wait for a change to restart it."""
+    # A shell makes the commands it starts in the background ignore interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A signal to this process alone is meant for the command as well.
+    # A signal sent only to this process is meant for the command as well.
     signal.signal(signal.SIGTERM, _stop_reloading)
     seen = snapshot(folder)
     process = subprocess.Popen(command)
@@ -200,7 +199,7 @@ def settled(folder: Path) -> dict[Path, int]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and see to it that it does."""
+    """Ask it to end, and kill it if it does not."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGTERM)
@@ -212,9 +211,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_out(process: subprocess.Popen[bytes]) -> int:
-    """Let the command finish: the terminal has sent the signal to it as well.
+    """Let the command finish: the terminal has sent it the signal too.
 
-    One that had only just been started may have missed it, so the wait has an end.
+    A command that had just been started may have missed it, so the wait is limited.
     """
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while (left_s := deadline_s - time.monotonic()) > 0:
@@ -235,7 +234,7 @@ def _relative(path: Path, folder: Path) -> Path:
 # Logs: for people on a terminal, JSON lines otherwise; each with execution, attempt, worker
 
 FIELDS: Final = ("execution_id", "attempt_index", "worker_instance_id", "task")
-"""What records may carry besides their message, under these names."""
+"""Attributes of a record that are logged besides its message."""
 
 _STYLES: Final = {
     logging.DEBUG: "dim",
@@ -248,7 +247,7 @@ _TRACEBACK: Final = logging.Formatter()
 
 
 def configure(level: str, *, as_json: bool | None = None) -> None:
-    """Send all logs to standard error; as JSON lines if told so or if it is no terminal."""
+    """Send all logs to standard error, as JSON lines if asked for, or if it is not a terminal."""
     json_lines = not sys.stderr.isatty() if as_json is None else as_json
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if json_lines:
@@ -258,7 +257,7 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # It tells of every request, which is what we tell of where it matters.
+    # It logs every request; we log those that matter.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
@@ -276,7 +275,7 @@ class JsonLines(logging.Formatter):
         try:
             return visible_json(msgspec.json.encode(document, enc_hook=str).decode())
         except UnicodeEncodeError:
-            # Half a surrogate pair, which only the slower encoder can write.
+            # Only the slower encoder can write half a surrogate pair.
             return json.dumps(document, default=str)
 
 
@@ -327,7 +326,7 @@ def _utc(at_s: float) -> str:
 LEVELS: Final = ("debug", "info", "warning", "error")
 DEV_DRAIN_TIMEOUT: Final = "3s"
 LEAVE_S: Final = 1.0
-"""How long what is still running after the worker has stopped is waited for."""
+"""How long to wait for tasks still running after the worker has stopped."""
 
 lane_option = click.option(
     "--lane",
@@ -428,14 +427,14 @@ def worker(
 
 
 def exempt_imports_from_collection() -> None:
-    """What has been imported stays. Looking through all of it for garbage, again and again,
-    would stop every task for as long as that takes."""
+    """Keep the garbage collector from scanning imported objects, which stay anyway: each scan
+    would stop every task for as long as it takes."""
     gc.collect()
     gc.freeze()
 
 
 def _commands(processes: int, health_port: int | None) -> list[list[str]]:
-    """The command line of each process; the last of an option given twice counts."""
+    """The command line of each process. If an option is given twice, the last one counts."""
     command = _same_command("--one-of-several")
     if health_port is None:
         return [command] * processes
@@ -452,14 +451,14 @@ async def _work(app: App, settings: WorkerSettings, health_port: int | None = No
 
 
 async def _leave() -> None:
-    """End the process even if a handler never ends: its lease expires, and others take over."""
+    """End the process even if a handler hangs: its lease expires, and others take over."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
     if left:
         _, stuck = await asyncio.wait(left, timeout=LEAVE_S)
         if stuck:
-            # Returning would wait for it: the event loop for a coroutine, Python for a thread.
+            # Returning would wait for it: the event loop for coroutines, Python for threads.
             logging.shutdown()
             os._exit(options.FAILED)
 
@@ -503,7 +502,7 @@ def dev(
         concurrency=concurrency,
         drain_timeout=DEV_DRAIN_TIMEOUT,
     )
-    # No save of a file brings back a database that is away.
+    # Saving a file would not bring back a database that is away.
     asyncio.run(waited_out(lambda: migrate(app.url), None))
     if screen.err().is_terminal and not as_json:
         greet(reference, app, settings)
@@ -512,7 +511,7 @@ def dev(
 
 
 def _dev_again_and_again() -> int:
-    """Run the same command line, each time once."""
+    """Run the same command line with `--once`, again after every change."""
     command = _same_command("--once")
     console = screen.err()
 
@@ -524,7 +523,7 @@ def _dev_again_and_again() -> int:
 
 
 def _same_command(flag: str) -> list[str]:
-    """The command line of this process, with another flag."""
+    """The command line of this process, with one more flag."""
     name, *rest = sys.argv[1:]
     return [sys.executable, "-m", "flowfabric.cli", name, flag, *rest]
 
@@ -547,7 +546,7 @@ def weights(lanes: tuple[str, ...]) -> Mapping[str, int]:
 
 
 def greet(reference: str, app: App, settings: WorkerSettings, processes: int = 1) -> None:
-    """What this worker does, in a few lines."""
+    """Print what this worker does, in a few lines."""
     lanes = settings.lanes or app.lanes()
     shown = (
         [f"{name}={weight}" for name, weight in lanes.items()]
@@ -573,7 +572,7 @@ def greet(reference: str, app: App, settings: WorkerSettings, processes: int = 1
 
 
 def not_run(app: App, settings: WorkerSettings) -> list[str]:
-    """Tasks that this worker leaves to others, with what it lacks."""
+    """Tasks that this worker cannot run, with the capabilities it lacks."""
     return [
         f"{name} (needs {' '.join(f'--capability {each}' for each in lacks)})"
         for name, task in sorted(app.tasks.items())

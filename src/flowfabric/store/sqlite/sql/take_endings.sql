@@ -1,9 +1,12 @@
 -- Endings of the given flows' members, and what their executions look like now. The result
 -- comes along only where an open edge passes it on.
 select d.partition_key, d.flow_id, d.execution_id, d.replay_count, d.outcome, d.enqueued_at_ms,
-       e.replay_count as current_replay_count, e.cancellation_reason,
+       d.execution_id as completion_dispatch,
+       e.partition_key, e.execution_id, e.replay_count as current_replay_count,
+       e.cancellation_reason,
        case when d.passes then e.result end as result,
-       case when d.passes then e.result_encoding end as result_encoding
+       case when d.passes then e.result_encoding end as result_encoding,
+       e.execution_id as ended_upstream
   from (select c.*,
                exists (
                     select 1

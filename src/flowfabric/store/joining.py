@@ -23,6 +23,7 @@ from flowfabric.store.base import (
     Transaction,
     UnlockedBody,
 )
+from flowfabric.store.hints import topics_in
 
 
 def comes_from(connection: object, package: str) -> bool:
@@ -102,13 +103,13 @@ class OnConnection:
     def __init__(self, store: Store, connection: object, *, sync: bool) -> None:
         self._store = store
         self._connection = connection
-        self._sync = sync
+        self.sync = sync
         self.label = store.label
         self.writes_beside = False
         self.backend_tag = store.backend_tag
 
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
-        if self._sync:
+        if self.sync:
             return self._store.transact_on_sync(self._connection, body, lock_wait_ms=lock_wait_ms)
         return await self._store.transact_on(self._connection, body, lock_wait_ms=lock_wait_ms)
 
@@ -122,9 +123,10 @@ class OnConnection:
         self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
     ) -> Sequence[Row]:
         async def run(tx: Transaction) -> Sequence[Row]:
-            for topic in topics:
+            rows = await tx.select(name, **parameters)
+            for topic in (*topics, *topics_in(rows)) if rows else ():
                 tx.hint(topic)
-            return await tx.select(name, **parameters)
+            return rows
 
         return await self.transact(run)
 

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import flow_joins, results
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
-from flowfabric.core.checks import check_int
+from flowfabric.core.checks import check_int, check_optional_int
 from flowfabric.core.flow_endings import Ending, Resolution, block, release, resolve_edges
 from flowfabric.core.flow_records import (
     Edge,
@@ -101,10 +101,7 @@ async def inputs_of(
     if not execution_ids:
         return {}
     found = await reader.select_records(
-        ExecutionInput,
-        "inputs_of_executions",
-        partition_keys=[partition_of(each) for each in execution_ids],
-        execution_ids=[uuid_of(each) for each in execution_ids],
+        ExecutionInput, "inputs_of_executions", **unit.id_columns(execution_ids)
     )
     inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {}
     for each in found:
@@ -471,8 +468,7 @@ class FlowBuilding(unit.Group):
             *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
         )
-        if expected_graph_revision is not None:
-            check_int("expected_graph_revision", expected_graph_revision, 0, 2**62)
+        check_optional_int("expected_graph_revision", expected_graph_revision, 0, 2**62)
 
         async def body(tx: Transaction) -> results.Staged:
             flow = await self.lock_flow(tx, asked)
@@ -531,8 +527,7 @@ class FlowBuilding(unit.Group):
             *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
             data_passing_ref,
         )
-        if graph_revision is not None:
-            check_int("graph_revision", graph_revision, 0, 2**62)
+        check_optional_int("graph_revision", graph_revision, 0, 2**62)
 
         async def body(tx: Transaction) -> results.ApplyResult:
             flow = await self.lock_flow(tx, asked)

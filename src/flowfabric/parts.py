@@ -1,0 +1,51 @@
+"""Parts of an app, such as `app.signals`; and their twins, which block instead of being awaited."""
+
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from flowfabric.engine.engine import Engine
+
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AppPart:
+    """A part of an app: it works on the app's engine, in the app's namespace."""
+
+    def __init__(
+        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
+    ) -> None:
+        self._engine = engine
+        self._namespace = namespace
+
+    @classmethod
+    def on(cls, engine: Engine, namespace: str) -> Self:
+        """The same part of an app whose engine is open."""
+
+        async def opened() -> Engine:
+            return engine
+
+        return cls(opened, lambda: namespace)
+
+
+class Twin(Generic[A_co]):
+    """Has the methods of another class, without `await`."""
+
+    def _call(self, method: Callable[[A_co], Coroutine[object, object, T]]) -> T:
+        """Call a method of the other one and wait for its result."""
+        raise NotImplementedError
+
+
+def waits(
+    method: Callable[Concatenate[A, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[Twin[A], P], T]:
+    """A coroutine method, as a method of the twin."""
+
+    def call(self: Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(lambda other: method(other, *args, **kwargs))
+
+    functools.update_wrapper(call, method)
+    return call
