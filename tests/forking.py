@@ -85,7 +85,7 @@ class Forker:
                 pass_fds=[theirs.fileno()],
                 env=environment,
             )
-        atexit.register(self._close)
+        atexit.register(self.close)
 
     def fork(self, request: Request, streams: tuple[int, int, int]) -> Forked:
         reply, theirs = os.pipe()
@@ -96,7 +96,7 @@ class Forker:
         os.close(theirs)
         return Forked(_number(reply), reply)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self._channel.close()
         self._process.wait()
 
@@ -114,28 +114,30 @@ def _number(descriptor: int) -> int:
 def serve(channel: socket.socket) -> Request | None:
     """Fork a process for every request. Return its request there, and None here at the end."""
     replies: dict[int, int] = {}
-
-    def reap(*_: object) -> None:
-        for pid, reply in list(replies.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                del replies[pid]
-                os.write(reply, NUMBER.pack(status))
-                os.close(reply)
-
-    signal.signal(signal.SIGCHLD, reap)
+    # Children are reaped by the loop alone. A handler that reaps could be interrupted by the end of
+    # another child, and ask for one that is already gone.
+    ended, wake = os.pipe()
+    os.set_blocking(ended, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
+        ready, _, _ = select.select([channel, ended], [], [])
+        if ended in ready:
+            os.read(ended, select.PIPE_BUF)
+            _reap(replies)
+        if channel not in ready:
+            continue
         length, descriptors, _, _ = socket.recv_fds(channel, NUMBER.size, STREAMS + 1)
         if not length:
             return None
         message = channel.recv(NUMBER.unpack(length)[0], socket.MSG_WAITALL)
         *streams, reply = descriptors
-        # A child that ends at once waits until it is known.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid == 0:
+            signal.set_wakeup_fd(-1)
             channel.close()
-            for each in (reply, *replies.values()):
+            for each in (ended, wake, reply, *replies.values()):
                 os.close(each)
             _begin(streams)
             return Request(*json.loads(message))
@@ -143,14 +145,22 @@ def serve(channel: socket.socket) -> Request | None:
         os.write(reply, NUMBER.pack(pid))
         for each in streams:
             os.close(each)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def _reap(replies: dict[int, int]) -> None:
+    """Tell of the processes that have ended."""
+    for pid, reply in list(replies.items()):
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        if gone:
+            del replies[pid]
+            os.write(reply, NUMBER.pack(status))
+            os.close(reply)
 
 
 def _begin(streams: Sequence[int]) -> None:
     """Have what a process has when it starts."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     for number, each in enumerate(streams):
         os.dup2(each, number)
         os.close(each)
