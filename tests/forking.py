@@ -122,11 +122,11 @@ def serve(channel: socket.socket) -> Request | None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select.select([channel, ended], [], [])
+        ready, _, _ = select.select([channel.fileno(), ended], [], [])
         if ended in ready:
             os.read(ended, select.PIPE_BUF)
             _reap(replies)
-        if channel not in ready:
+        if channel.fileno() not in ready:
             continue
         length, descriptors, _, _ = socket.recv_fds(channel, NUMBER.size, STREAMS + 1)
         if not length:

@@ -228,6 +228,25 @@ FOUND: tuple[Program, ...] = (
             _call("sleep"),
         )
     ),
+    Sequence(
+        (
+            Parallel(
+                "gather",
+                "place",
+                (
+                    Parallel("gather all", "change", (_place("raises"), _place("uuid"))),
+                    _place("step"),
+                    _place("signal"),
+                ),
+            ),
+        )
+    ),
+    Sequence(
+        (
+            Caught(_parallel("as waited", _call("raises"), Burst("step", "bound", 3))),
+            _parallel("gather all", _call("sleep")),
+        )
+    ),
 )
 """Programs that once went wrong, for some orders of arrival."""
 

@@ -110,6 +110,22 @@ faults = st.dictionaries(
 )
 
 
+FOUND: tuple[tuple[Pool, dict[int, Fault]], ...] = (
+    (Pool(2, 6, "list", "gather", False, ("step", "step")), {9: "crash before"}),
+    # The item stored in a branch is still in the queue: another has a new call to run first.
+    (
+        Pool(3, 9, "deque", "tasks", True, ("step", "step", "now", "other", "caught")),
+        {6: "crash after", 17: "crash before", 26: "crash after"},
+    ),
+    # Equal calls for all items tell nothing: the branches after them are found by the calls before.
+    (
+        Pool(5, 11, "iterator", "group", True, ("caught", "step", "same", "branches")),
+        {10: "crash after", 21: "outage before", 26: "crash after", 42: "crash after"},
+    ),
+)
+"""Pools that once went wrong, for some orders of arrival."""
+
+
 class Hidden:
     """Of what it holds nothing counts as an argument."""
 
@@ -386,22 +402,12 @@ def test_every_item_gets_its_own_results_whoever_takes_it(
     examples = EXAMPLES if store_url == MEMORY_URL else max(1, EXAMPLES // 10)
     clock = SettableClock()
 
-    # The same examples each time: some rare pools, two or three in two thousand, are still wrong
-    # where a branch falls back on its number while another holds a new call.
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     @given(pool=pools, faults=faults, seed=st.integers(0, 2**32))
-    @example(
-        pool=Pool(2, 6, "list", "gather", False, ("step", "step")),
-        faults={9: "crash before"},
-        seed=1,
-    )
     def holds(pool: Pool, faults: dict[int, Fault], seed: int) -> None:
         note(f"{pool}")
         run(check(StageApp(store_url, clock), pool, faults, seed))
 
+    for pool, faults_once in FOUND:
+        holds = example(pool=pool, faults=faults_once, seed=1)(holds)
     holds()

@@ -1,4 +1,4 @@
-"""Calls of branches that may share their items: which of them are in doubt."""
+"""Calls of branches that may share their items: which are in doubt, and what they stand for."""
 
 from flowfabric.core.journal import Asked, Kept, Shelf
 from flowfabric.core.pools import Burst, Pool
@@ -8,8 +8,18 @@ def asked(name: str, digest: str, number: int = 1, *, kind: str = "call") -> Ask
     return Asked(kind, name, digest, number, tells=True)
 
 
-def kept(name: str, digest: str, number: int = 1, *, kind: str = "call") -> Kept:
-    return Kept(f"{name}#{number}", kind, name, digest, number)
+def kept(
+    name: str, digest: str, number: int = 1, *, kind: str = "call", after: str | None = None
+) -> Kept:
+    return Kept(f"{name}#{number} {digest}", kind, name, digest, number, after_key=after)
+
+
+def nobody() -> bool:
+    return False
+
+
+def somebody() -> bool:
+    return True
 
 
 def pool(*stored: Kept) -> Pool:
@@ -35,3 +45,31 @@ def test_a_call_that_is_stored_under_another_number_waits_for_others() -> None:
 def test_how_long_a_sleep_is_does_not_make_it_another() -> None:
     stored = pool(kept("sleep", "1", 1, kind="sleep"), kept("sleep", "2", 2, kind="sleep"))
     assert not stored.in_doubt(Burst("a", [asked("sleep", "2", 1, kind="sleep")], None))
+
+
+def test_a_call_of_another_item_takes_its_number_only_when_nobody_else_goes_on() -> None:
+    stored = pool(kept("one", "x"))
+    burst = Burst("a", [asked("one", "y")], None)
+    assert stored.settle([burst], somebody) == []
+    assert stored.settle([burst], nobody) == ["a"]
+    assert not stored.exchanged
+    assert [match.kept for match in stored.take(burst)] == [kept("one", "x")]
+
+
+def test_a_step_that_was_passed_by_goes_to_the_branch_that_asks_for_it() -> None:
+    stored = Pool({"a": Shelf([kept("one", "x")]), "b": Shelf([])})
+    burst = Burst("b", [asked("one", "x")], None)
+    assert stored.settle([burst], somebody) == ["b"]
+    assert stored.exchanged
+    assert [match.kept for match in stored.take(burst)] == [kept("one", "x")]
+
+
+def test_a_step_is_left_to_whoever_comes_by_the_one_before_it() -> None:
+    first, second = kept("one", "x"), kept("two", "all", after="one#1 x")
+    stored = Pool({"a": Shelf([first, second]), "b": Shelf([])})
+    early = Burst("b", [asked("two", "all")], "another")
+    assert stored.settle([early], somebody) == []
+    stored.take(Burst("a", [asked("one", "x")], None))
+    assert stored.settle([early], somebody) == []
+    passing = Burst("a", [asked("three", "z")], first.key)
+    assert stored.settle([early, passing], somebody) == ["b"]

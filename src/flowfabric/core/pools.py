@@ -11,8 +11,11 @@ for that, each branch keeps to what is stored of it (see `journal`). These rules
    branch may have come to a later item of its own. It waits until the other branches are at rest:
    one that asks for its own step gets it.
 2. Then a step that its own branch has passed by goes to the branch that asks for it. That is an
-   *exchange*: the branches of this pool share their items.
-3. If nobody exchanges anything, the number decides, as in any line: an argument may be the time.
+   *exchange*: the branches of this pool share their items. A step that follows one which nobody has
+   passed by yet is left, as long as others go on, to whoever comes by there.
+3. If nobody exchanges anything, and no other branch goes on by itself, the number decides, as in
+   any line: an argument may be the time. A branch with a new call goes on: that runs first, since
+   the branch may take an item afterwards that is stored here.
 4. From the first exchange on, in this run and in every later one, numbers tell nothing in the
    pool. A call is known by the step after which it was made, which leads through all calls for
    one item whoever made them, and by its arguments. One whose arguments tell nothing is known by
@@ -21,7 +24,7 @@ for that, each branch keeps to what is stored of it (see `journal`). These rules
    they were exchanged since, the call is refused before it runs.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from flowfabric.core.journal import NEW, Asked, Kept, Match, Shelf, alike, left_behind, shown
@@ -96,8 +99,11 @@ class Pool:
             for _, kept in self._wanted(burst)
         )
 
-    def settle(self, waiting: Iterable[Burst]) -> list[str]:
-        """The lines of those bursts in doubt that can be placed now that all are at rest."""
+    def settle(self, waiting: Iterable[Burst], others_go_on: Callable[[], bool]) -> list[str]:
+        """The lines of those bursts in doubt that can be placed now that all are at rest.
+
+        `others_go_on` says whether branches that are not in doubt may still ask for something.
+        """
         bursts = list(waiting)
         exact = {each.line: self._wanted(each) for each in bursts}
         # A branch that falls back on its number goes on in its own line, and may ask for the rest.
@@ -106,11 +112,19 @@ class Pool:
             for each in bursts
             if not self.exchanged and not exact[each.line]
         }
+        left = {
+            line: [kept for owner, kept in wanted if self._is_free(kept, owner, going_on)]
+            for line, wanted in exact.items()
+        }
+        passed = self._gone_past.union(each.after or "" for each in bursts)
         found = [
             line
-            for line, wanted in exact.items()
-            if any(self._is_free(kept, owner, going_on) for owner, kept in wanted)
+            for line, steps in left.items()
+            if any(kept.after_key not in self._steps or kept.after_key in passed for kept in steps)
         ]
+        if not found and others_go_on():
+            return []
+        found = found or [line for line, steps in left.items() if steps]
         if found:
             self.exchanged = True
             return found
@@ -176,9 +190,7 @@ class Pool:
         """Whether a call finds its step without those of other branches."""
         if self.exchanged:
             first = next(self._candidates(burst, asked), None)
-            return first is None or (
-                first.after_key == burst.after or self._steps[first.key][0] == burst.line
-            )
+            return first is None or first.after_key == burst.after
         return not self._skips(burst, asked) and any(
             self._steps[key][0] == burst.line and self._is_left(key)
             for key in self._alike.get(_alike(asked), ())
@@ -189,12 +201,14 @@ class Pool:
         return _tells(asked) and self._guessed(burst, asked) is not None
 
     def _exact(self, burst: Burst, asked: Asked) -> list[tuple[str, Kept]]:
-        """What is left in other branches with the same arguments."""
+        """What is left with the same arguments in other branches; once exchanged, in any."""
         if not _tells(asked):
             return []
         found = (self._steps[key] for key in self._alike.get(_alike(asked), ()))
         return [
-            (line, kept) for line, kept in found if line != burst.line and self._is_left(kept.key)
+            (line, kept)
+            for line, kept in found
+            if (self.exchanged or line != burst.line) and self._is_left(kept.key)
         ]
 
     def _wanted(self, burst: Burst) -> list[tuple[str, Kept]]:

@@ -14,11 +14,12 @@
 """
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from flowfabric.core.journal import (
     BRANCH,
@@ -40,6 +41,7 @@ from flowfabric.core.pools import VALUES, Burst, Pool, may_be_of_another
 from flowfabric.core.records import Step, StepKind
 from flowfabric.worker.activity import TaskActivity
 from flowfabric.worker.digests import KnownBy, known_by
+from flowfabric.worker.watching import Watched
 
 T = TypeVar("T")
 
@@ -48,82 +50,6 @@ _EFFECTS: Final = (StepKind.CALL, StepKind.SUBMIT)
 current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
 inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
 """The step whose function is running, if any."""
-
-
-class Watched(Protocol):
-    """What lines tell the journal, and ask of it."""
-
-    def tick(self) -> int:
-        """The next number of all: whatever happens later gets a higher one."""
-
-    def reached(self) -> int | None:
-        """The position of the last outcome that has reached the handler, if it reacts to that."""
-
-    def steps_of(self, line: str) -> Shelf:
-        """What is stored of a line."""
-
-    def lines_at(self, group: str) -> Shelf:
-        """The lines that are stored as started at one place."""
-
-    def stored_at(self, line: str, key: str) -> Shelf: ...
-
-    def lines_beside(self, group: str) -> Iterable[Shelf]:
-        """Those that are stored as started at any place of the same line."""
-
-    def lines_in(self, line: str) -> Iterable[Shelf]:
-        """Those that are stored as started in a line, at any place."""
-
-    def pool_at(self, group: str, label: str) -> Pool | None:
-        """What is stored of the lines of one coroutine function that were started at one place."""
-
-    def step(self, key: str) -> Step: ...
-
-    def is_beside_work(self, line: "Line") -> bool:
-        """Whether a branch like this one, or one it has started, works outside of calls."""
-
-    def new_line_id(self, parent: str, group: str, asked: Asked) -> str: ...
-
-    def ordered_at(self, line: str, asked: Asked) -> Asked:
-        """A new call with its ordinal among those like it in a line, whoever has made them."""
-
-    def new_step_key(self, line: str, asked: Asked) -> tuple[str, Asked]: ...
-
-    has_accepted: bool
-    """Whether a person has accepted anything."""
-
-    def accepted(self, key: str) -> Collection[str] | None:
-        """What was stored when a person allowed a call that does not fit it; None if nobody has."""
-
-    @property
-    def seen(self) -> "list[SeenFailure]":
-        """Failures the handler has seen that are not stored yet."""
-
-    def asked(self) -> None:
-        """A call is made."""
-
-    def began(self) -> None:
-        """A call is awaited."""
-
-    def ended(self) -> None:
-        """A call has ended."""
-
-    async def failed(self, call: "DurableCall", error: BaseException) -> None:
-        """A call ends without a result."""
-
-    def task_began(self, line: "Line") -> None:
-        """A task of the handler began, with a line of its own."""
-
-    def task_ended(self, line: "Line", *, cut_off: bool) -> None:
-        """A task of the handler has ended; `cut_off` if it was cancelled or has failed."""
-
-    def is_uncertain(self) -> None:
-        """The same code may make other calls than before, after the same outcomes."""
-
-    def forgive(self, keys: Collection[str]) -> None:
-        """A person has accepted that nobody asks for these where they are stored."""
-
-    @property
-    def closed(self) -> bool: ...
 
 
 class DurableCall:
@@ -499,11 +425,7 @@ class Line:
         forks, parent = self.started_at, self.parent
         if self.id is not None or forks is None or parent is None:
             return
-        parent.identify()
-        if forks.after:
-            parent.place(forks.after[0])
-        around = forks.line(parent)
-        group = line_group(around, forks.key)
+        around, group = self._origin(parent, forks)
         after_key = forks.key or None
         waiting, forks.waiting = forks.waiting, []
         if self not in waiting:
@@ -517,7 +439,9 @@ class Line:
             kept = exchanged[line]
             if kept is None:
                 line.refusal = line.refusal or matches[line].refusal
-                kept = matches[line].kept or self._elsewhere(line.asked, group)
+                # An equal one may be stored after a call that this run has not made.
+                beside = self.journal.lines_beside(group)
+                kept = matches[line].kept or _take_same(line.asked, beside)
             if kept is not None and parent._may_be_exchanged(line.asked, kept):
                 line.refusal, kept = may_be_of_another(line.asked), None
             if kept is not None:
@@ -526,13 +450,33 @@ class Line:
                 line.id = self.journal.new_line_id(around, group, line.asked)
             line.pool = self.journal.pool_at(group, line.asked.name)
 
+    @staticmethod
+    def _origin(parent: "Line", forks: Forks) -> tuple[str, str]:
+        """The stored line in which branches were started, and their place there."""
+        parent.identify()
+        if forks.after:
+            parent.place(forks.after[0])
+        around = forks.line(parent)
+        return around, line_group(around, forks.key)
+
+    def is_guessed(self) -> bool:
+        """Whether its number alone tells it for now, while it may be for an item of another line.
+
+        Those it was started in are known.
+        """
+        forks, parent = self.started_at, self.parent
+        if self.id is not None or forks is None or parent is None or parent.pool is None:
+            return False
+        here = self.journal.lines_at(self._origin(parent, forks)[1])
+        kept = None if here.has_equal(self.asked) else here.numbered(self.asked)
+        return kept is not None and parent._may_be_exchanged(self.asked, kept)
+
     def _exchanged(self, asked: Asked, here: Shelf) -> Kept | None:
         """An equal branch that another line has started for an item which this one has now."""
         if self.pool is None or not asked.tells or here.has_equal(asked):
             return None
         others = (self.journal.lines_in(line) for line in self.pool.lines if line != self.id)
-        found = (shelf.take_same(asked) for shelves in others for shelf in shelves)
-        kept = next((each for each in found if each is not None), None)
+        kept = _take_same(asked, itertools.chain.from_iterable(others))
         if kept is not None:
             self.pool.exchanged = True
         return kept
@@ -542,11 +486,6 @@ class Line:
         if self.pool is None or not asked.tells or firm(asked.digest) == firm(kept.digest):
             return False
         return self.pool.exchanged or self.journal.is_beside_work(self)
-
-    def _elsewhere(self, asked: Asked, group: str) -> Kept | None:
-        """An equal branch that is stored after another call, which this run may not have made."""
-        found = (shelf.take_same(asked) for shelf in self.journal.lines_beside(group))
-        return next((kept for kept in found if kept is not None), None)
 
     def and_above(self) -> "Iterator[Line]":
         """This line, and those it was started in."""
@@ -671,6 +610,11 @@ class Line:
             found += [seen for seen in self.journal.seen if seen.line is here and seen.since < made]
             made, line = line.made, line.parent
         return found
+
+
+def _take_same(asked: Asked, shelves: Iterable[Shelf]) -> Kept | None:
+    found = (shelf.take_same(asked) for shelf in shelves)
+    return next((kept for kept in found if kept is not None), None)
 
 
 def _numbered(counts: dict[tuple[str, ...], int], name: str, digest: str, parallel: bool) -> int:

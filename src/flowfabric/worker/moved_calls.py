@@ -9,7 +9,7 @@ it, but for what was asked for beside others: that came in order of arrival.
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from contextvars import Context
 from typing import Final
 
@@ -48,6 +48,8 @@ class Moves:
         self._forgiven: set[str] = set()
         self.shared: set[str] = set()
         """Lines of branches that share their items."""
+        self.in_doubt: Callable[[], Collection[str]] = set
+        """Lines whose steps a call may stand for that waits to know."""
         self._running: set[object] = set()
         self._waits = OwnTasks(self._is_own, self._runs_in)
         self.certain = True
@@ -80,9 +82,8 @@ class Moves:
         """What the same code would have asked for by now, before anything new in a line."""
         left = self._left(line) if self.certain else ()
         # Who comes to the items that branches share, and when, is another matter in every run.
-        return min(
-            (step for step in left if step.line not in self.shared), key=_place, default=None
-        )
+        others = self.shared.union(self.in_doubt()) if left else self.shared
+        return min((step for step in left if step.line not in others), key=_place, default=None)
 
     def _left(self, line: lines.Line) -> list[Step]:
         """What is stored and was not asked for, as far as it concerns a line."""
@@ -170,6 +171,9 @@ class Moves:
     def refusal(self, call: lines.DurableCall) -> str:
         """Why a call that is not stored must not run; empty if it may."""
         asked = call.asked
+        if asked.kind in _IDLE and not self.certain:
+            # It has no effect that could happen again, and equals of it may be left for any reason.
+            return ""
         alike = self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
         here = call.line.known_as
         renamed = _may_be_renamed(call, alike)
@@ -220,6 +224,7 @@ class Moves:
     def let_go(self) -> None:
         """Of the lines, which point back to the attempt."""
         self._tasks.clear()
+        self.in_doubt = set
 
 
 def _place(step: Step) -> tuple[float, str]:

@@ -8,7 +8,8 @@ each wait looks for itself whether it is over.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -107,7 +108,8 @@ class Parking:
 
     def __init__(self, park: Callable[[], None]) -> None:
         self._park = park
-        self._busy = 0
+        self.busy = 0
+        """Calls under way that do not just wait."""
         self._ended = False
         self.at_work: Callable[[], bool] = _nobody
         """Whether a branch works outside of calls."""
@@ -136,11 +138,11 @@ class Parking:
         return Working(self)
 
     def begin(self) -> None:
-        self._busy += 1
+        self.busy += 1
         self.moved()
 
     def end(self) -> None:
-        self._busy -= 1
+        self.busy -= 1
         self.moved()
 
     def moved(self) -> None:
@@ -151,7 +153,7 @@ class Parking:
 
     def _at_rest(self) -> bool:
         # A branch that is busy says so when it ends.
-        idle = self.wanted and self._busy == 0 and not self._ended
+        idle = self.wanted and self.busy == 0 and not self._ended
         parked = idle and self.rest.reached
         if idle and not parked:
             self.rest.watch()
@@ -315,8 +317,9 @@ class Turns:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._held: list[asyncio.Future[None]] = []
         self._doubtful: list[asyncio.Future[None]] = []
-        self.doubts = 0
-        """Calls of which it is not certain what they stand for. Nothing new runs meanwhile."""
+        self._doubts = 0
+        """Calls of which it is not certain what they stand for."""
+        self._others_are_busy = False
         self._patience: asyncio.TimerHandle | None = None
         self._patient = True
         self._closed = False
@@ -382,6 +385,7 @@ class Turns:
         if position is not None:
             self._deliver(position)
         else:
+            self._others_are_busy = self._are_others_busy()
             for turn in self._doubtful:
                 _end_turn(turn)
         return position is not None or bool(self._doubtful)
@@ -395,6 +399,27 @@ class Turns:
         self._rest.moved()
         self._rest.watch()
 
+    @contextmanager
+    def in_doubt(self) -> Iterator[None]:
+        """While it is not certain what some call stands for, nothing new runs."""
+        self._doubts += 1
+        try:
+            yield
+        finally:
+            self._doubts -= 1
+
+    def _are_others_busy(self) -> bool:
+        # What is in doubt counts as busy, too, unless it waits for the next rest.
+        in_doubt = self._doubts - len(self._doubtful)
+        return self._parking is not None and self._parking.busy > in_doubt
+
+    def others_go_on(self) -> bool:
+        """Let calls run that are new for certain; whether any do, or did at the last rest."""
+        held = bool(self._held)
+        for turn in self._held:
+            _end_turn(turn)
+        return held or self._others_are_busy
+
     async def doubt(self) -> None:
         """Wait until the handler is at rest, and has everything stored that it asks for."""
         await self._at_next_rest(self._doubtful)
@@ -403,7 +428,7 @@ class Turns:
         self._settled = True
         if self._closed or self._parking is None:
             return False
-        if self.doubts:
+        if self._doubts:
             return self._at_rest_in_doubt()
         if self.order.expects and (self._waiting or self._held):
             if self._patient:

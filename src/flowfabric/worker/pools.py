@@ -25,6 +25,22 @@ LOOK_FIRST_S: Final = 0.002
 LOOK_AGAIN_S: Final = 0.05
 
 
+class _Looks:
+    """Looks again and again, less and less often."""
+
+    def __init__(self) -> None:
+        self._began_s = clock_s()
+        self._pause_s = LOOK_FIRST_S
+
+    async def again(self, patience_s: float) -> bool:
+        """Wait for the next look; False if there was patience for no more."""
+        if clock_s() >= self._began_s + patience_s:
+            return False
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(LOOK_AGAIN_S, 2 * self._pause_s)
+        return True
+
+
 class Pools:
     """The pools of one run, and the calls in doubt."""
 
@@ -42,6 +58,7 @@ class Pools:
         self._stored: dict[tuple[str, str], list[str]] = {}
         self._pools: dict[tuple[str, str], Pool] = {}
         self._doubts: list[DurableCall] = []
+        moves.in_doubt = self._lines_in_doubt
 
     def take_in(self, lines: Collection[str]) -> None:
         """Know the lines of which something is stored."""
@@ -60,22 +77,35 @@ class Pools:
 
     async def out_of_doubt(self, call: DurableCall) -> None:
         """Wait until it is certain what a call of a branch stands for."""
+        for line in reversed(list(call.line.and_above())):
+            if line.is_guessed():
+                await self._until_others_rest(line)
         if call.line.in_doubt(call) is None:
             return
-        began_s, look_again_s = clock_s(), LOOK_FIRST_S
         self._doubts.append(call)
-        self._turns.doubts += 1
         try:
-            while (burst := call.line.in_doubt(call)) is not None:
-                await self._turns.doubt()
-                if clock_s() < began_s + self._patience_s(call.line, burst):
-                    await asyncio.sleep(look_again_s)
-                    look_again_s = min(LOOK_AGAIN_S, 2 * look_again_s)
-                else:
-                    self._settle(call)
+            await self._until_placed(call)
         finally:
             self._doubts.remove(call)
-            self._turns.doubts -= 1
+
+    async def _until_others_rest(self, line: Line) -> None:
+        """Wait for branches that may have taken the item for which a line was started."""
+        with self._turns.in_doubt():
+            looks = _Looks()
+            while line.is_guessed():
+                await self._turns.doubt()
+                if not await looks.again(PATIENCE_S):
+                    return
+
+    async def _until_placed(self, call: DurableCall) -> None:
+        with self._turns.in_doubt():
+            looks = _Looks()
+            while (burst := call.line.in_doubt(call)) is not None:
+                await self._turns.doubt()
+                if await looks.again(self._patience_s(call.line, burst)):
+                    continue
+                if not self._settle(call):
+                    await asyncio.sleep(LOOK_AGAIN_S)
 
     def _patience_s(self, line: Line, burst: Burst) -> float:
         """How long a call in doubt waits for what others do outside of steps."""
@@ -91,16 +121,23 @@ class Pools:
         may_start = self._moves.is_at_work(parent) and any(map(started_here.holds, owners))
         return PATIENCE_S if may_start else 0.0
 
-    def _settle(self, call: DurableCall) -> None:
+    def _settle(self, call: DurableCall) -> bool:
         """Place what is in doubt in the pool of a call, as far as that can be."""
         pool = call.line.pool
         if pool is None:
-            return
+            return False
         waiting = {each.line.known_as: each for each in self._doubts if each.line.pool is pool}
         found = (each.line.in_doubt(each) for each in waiting.values())
-        for line in pool.settle(burst for burst in found if burst is not None):
+        bursts = [burst for burst in found if burst is not None]
+        lines = pool.settle(bursts, self._turns.others_go_on)
+        for line in lines:
             waiting[line].line.place(waiting[line])
         self._note(pool)
+        return bool(lines)
+
+    def _lines_in_doubt(self) -> Collection[str]:
+        pools = (call.line.pool for call in self._doubts)
+        return {line for pool in pools if pool is not None for line in pool.lines}
 
     def _note(self, pool: Pool) -> None:
         if pool.exchanged:
