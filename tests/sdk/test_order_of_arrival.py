@@ -97,3 +97,25 @@ async def test_every_item_gets_its_own_result_in_whatever_order(
         wanted = [f"mail {item} file {item}" for item in range(3)]
     assert found == ", ".join(wanted)
     assert set(shop.done.values()) == {1}
+
+
+async def test_sets_of_branches_have_the_same_order_in_every_run(shop: Shop) -> None:
+    orders: list[list[int]] = []
+    # Kept, so that the tasks of later runs are elsewhere in memory.
+    kept: list[set[asyncio.Task[int]]] = []
+
+    async def handler(ctx: Context) -> str:
+        async def branch(number: int) -> int:
+            await ctx.step("save", shop.effect, f"save {number}")
+            return number
+
+        kept.append({asyncio.create_task(branch(number)) for number in range(30)})
+        done, _ = await asyncio.wait(kept[-1])
+        orders.append([task.result() for task in done])
+        await ctx.wait_for_signal("packed")
+        return "packed"
+
+    execution_id = await shop.in_flight(handler)
+    assert await shop.finishes(handler, execution_id) == "packed"
+    assert len(orders) > 1
+    assert all(order == orders[0] for order in orders)

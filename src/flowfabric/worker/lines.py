@@ -226,6 +226,10 @@ class Line:
         self.work = TaskActivity()
         """Of the task that makes its calls."""
         self.news_ms: int = 0 if parent is None else parent.news_ms
+        self._started = 0
+        """How many branches."""
+        self.order: int = 0 if parent is None else hash((parent.order, parent._started))
+        """A number that it has in every run in which the lines it is in start as many branches."""
 
     # Calling
 
@@ -536,6 +540,7 @@ class Line:
         made = Line(self.journal, self, asked, self.journal.tick())
         made.refusal = self._indistinct(asked, known, self.work.ended)
         made.work = TaskActivity(self.work)
+        self._started += 1
         self.forks.waiting.append(made)
         self._under_way[made] = None
         # Not at once: what is started together is in the order of the code.

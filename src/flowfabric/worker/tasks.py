@@ -169,6 +169,26 @@ _watching: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watch]" = (
 )
 
 
+class BranchTask(asyncio.Task[T]):
+    """A task that a handler starts. Sets of them are in the same order in every run."""
+
+    def __init__(
+        self,
+        order: int,
+        coroutine: Coroutine[object, object, T]
+        | Generator["asyncio.Future[object] | None", None, T],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        # First: the task is put into a set while it is made.
+        self._order = order
+        super().__init__(coroutine, loop=loop, context=context)
+
+    def __hash__(self) -> int:
+        return self._order
+
+
 class _Watch:
     def __init__(self, before: TaskFactory | None) -> None:
         self.before = before
@@ -192,7 +212,7 @@ class _Watch:
         # A copy of a context that was given too: tasks that share one are lines of their own.
         own = copy_context() if context is None else context.copy()
         own.run(current_line.set, branch)
-        task = self._create(loop, coroutine, own)
+        task = self._create(loop, coroutine, own, branch.order)
         branch.work.running = task
         task.add_done_callback(branch.ended)
         return task
@@ -203,7 +223,10 @@ class _Watch:
         coroutine: Coroutine[object, object, T]
         | Generator["asyncio.Future[object] | None", None, T],
         context: Context | None,
+        order: int | None = None,
     ) -> "asyncio.Future[T]":
+        if self.before is None and order is not None:
+            return BranchTask(order, coroutine, loop=loop, context=context)
         if self.before is None:
             return asyncio.Task(coroutine, loop=loop, context=context)
         if context is None:
