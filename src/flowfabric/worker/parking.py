@@ -8,8 +8,7 @@ each wait looks for itself whether it is over.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -241,7 +240,7 @@ class Parking:
     async def stop_here(self, for_s: float | None = None) -> None:
         """Wait without being busy, until the handler is unwound, or for so long."""
         forever: asyncio.Future[None] = self._loop.create_future()
-        timer = None if for_s is None else self._loop.call_later(for_s, _end, forever)
+        timer = None if for_s is None else self._loop.call_later(for_s, end_turn, forever)
         self._stopped.add(forever)
         self.end()
         try:
@@ -286,11 +285,6 @@ def _nothing() -> None:
     pass
 
 
-def _end(waiting: "asyncio.Future[None]") -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
-
 # Lets outcomes reach a handler in the order of `core.delivery` --------------
 #
 # A handler of which one line alone goes on gets everything at once.
@@ -317,8 +311,8 @@ class Turns:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._held: list[asyncio.Future[None]] = []
         self._doubtful: list[asyncio.Future[None]] = []
-        self._doubts = 0
-        """Calls of which it is not certain what they stand for."""
+        self.doubts = 0
+        """Calls of which it is not certain what they stand for. Nothing new runs meanwhile."""
         self._others_are_busy = False
         self._patience: asyncio.TimerHandle | None = None
         self._patient = True
@@ -387,7 +381,7 @@ class Turns:
         else:
             self._others_are_busy = self._are_others_busy()
             for turn in self._doubtful:
-                _end_turn(turn)
+                end_turn(turn)
         return position is not None or bool(self._doubtful)
 
     def _deliver(self, position: int) -> None:
@@ -395,29 +389,25 @@ class Turns:
         if not self._rest.reached:
             self.order.reached = None
         self.order.deliver(position)
-        _end_turn(self._waiting[position])
+        end_turn(self._waiting[position])
         self._rest.moved()
         self._rest.watch()
 
-    @contextmanager
-    def in_doubt(self) -> Iterator[None]:
-        """While it is not certain what some call stands for, nothing new runs."""
-        self._doubts += 1
-        try:
-            yield
-        finally:
-            self._doubts -= 1
-
     def _are_others_busy(self) -> bool:
         # What is in doubt counts as busy, too, unless it waits for the next rest.
-        in_doubt = self._doubts - len(self._doubtful)
+        in_doubt = self.doubts - len(self._doubtful)
         return self._parking is not None and self._parking.busy > in_doubt
 
+    def end_doubt(self) -> None:
+        """What a call stands for is certain: it goes on, and has not come to rest since."""
+        self.doubts -= 1
+        self._others_are_busy = True
+
     def others_go_on(self) -> bool:
-        """Let calls run that are new for certain; whether any do, or did at the last rest."""
+        """Let calls run that are new for certain; whether any do, or others go on since."""
         held = bool(self._held)
         for turn in self._held:
-            _end_turn(turn)
+            end_turn(turn)
         return held or self._others_are_busy
 
     async def doubt(self) -> None:
@@ -428,7 +418,7 @@ class Turns:
         self._settled = True
         if self._closed or self._parking is None:
             return False
-        if self._doubts:
+        if self.doubts or self._doubtful:
             return self._at_rest_in_doubt()
         if self.order.expects and (self._waiting or self._held):
             if self._patient:
@@ -442,7 +432,7 @@ class Turns:
         runs = self.order.may_run and bool(self._held) and self._parking.mismatch is None
         if runs:
             for turn in self._held:
-                _end_turn(turn)
+                end_turn(turn)
         # What runs now may not fit what is stored: nothing else goes on before that is known.
         position = None if runs else self.order.next()
         if position is not None:
@@ -493,8 +483,8 @@ class Allotted:
         self._turns.give_up(self._position)
 
 
-def _end_turn(turn: "asyncio.Future[None]") -> None:
-    if not turn.done():
+def end_turn(turn: "asyncio.Future[None] | None") -> None:
+    if turn is not None and not turn.done():
         turn.set_result(None)
 
 

@@ -5,15 +5,15 @@ wait for what other branches of their pool do outside of steps, which may take i
 """
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, Self
 
 from flowfabric.core import journal
 from flowfabric.core.pools import Burst, Pool
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.lines import DurableCall, Line
 from flowfabric.worker.moved_calls import Moves
-from flowfabric.worker.parking import Turns
+from flowfabric.worker.parking import Turns, end_turn
 
 PATIENCE_S: Final = 2.0
 """How long a call waits for the branch that has stored what looks like it."""
@@ -25,20 +25,48 @@ LOOK_FIRST_S: Final = 0.002
 LOOK_AGAIN_S: Final = 0.05
 
 
-class _Looks:
-    """Looks again and again, less and less often."""
+class _Doubt:
+    """A call, as long as it is not certain what it stands for. Use as a context."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns, call: DurableCall) -> None:
+        self._turns = turns
+        self.call = call
         self._began_s = clock_s()
         self._pause_s = LOOK_FIRST_S
+        self._nap: asyncio.Future[None] | None = None
+        self._over = False
 
-    async def again(self, patience_s: float) -> bool:
-        """Wait for the next look; False if there was patience for no more."""
+    def __enter__(self) -> Self:
+        self._turns.doubts += 1
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """It is certain now: whoever asks for the next call goes on at once."""
+        if not self._over:
+            self._over = True
+            self._turns.end_doubt()
+            end_turn(self._nap)
+
+    async def look_again(self, patience_s: float) -> bool:
+        """Wait for the next look; False if there is patience for no more."""
         if clock_s() >= self._began_s + patience_s:
             return False
-        await asyncio.sleep(self._pause_s)
+        await self.rest(self._pause_s)
         self._pause_s = min(LOOK_AGAIN_S, 2 * self._pause_s)
         return True
+
+    async def rest(self, pause_s: float = LOOK_AGAIN_S) -> None:
+        if not self._over:
+            loop = asyncio.get_running_loop()
+            self._nap = loop.create_future()
+            timer = loop.call_later(pause_s, end_turn, self._nap)
+            try:
+                await self._nap
+            finally:
+                timer.cancel()
 
 
 class Pools:
@@ -57,7 +85,7 @@ class Pools:
         self._lines_at = lines_at
         self._stored: dict[tuple[str, str], list[str]] = {}
         self._pools: dict[tuple[str, str], Pool] = {}
-        self._doubts: list[DurableCall] = []
+        self._doubts: list[_Doubt] = []
         moves.in_doubt = self._lines_in_doubt
 
     def take_in(self, lines: Collection[str]) -> None:
@@ -79,33 +107,34 @@ class Pools:
         """Wait until it is certain what a call of a branch stands for."""
         for line in reversed(list(call.line.and_above())):
             if line.is_guessed():
-                await self._until_others_rest(line)
-        if call.line.in_doubt(call) is None:
-            return
-        self._doubts.append(call)
-        try:
-            await self._until_placed(call)
-        finally:
-            self._doubts.remove(call)
+                await self._until_others_rest(line, call)
+        if call.line.in_doubt(call) is not None:
+            with _Doubt(self._turns, call) as doubt:
+                self._doubts.append(doubt)
+                try:
+                    await self._until_placed(doubt)
+                finally:
+                    self._doubts.remove(doubt)
 
-    async def _until_others_rest(self, line: Line) -> None:
+    async def _until_others_rest(self, line: Line, call: DurableCall) -> None:
         """Wait for branches that may have taken the item for which a line was started."""
-        with self._turns.in_doubt():
-            looks = _Looks()
+        with _Doubt(self._turns, call) as doubt:
             while line.is_guessed():
                 await self._turns.doubt()
-                if not await looks.again(PATIENCE_S):
+                if not await doubt.look_again(PATIENCE_S):
                     return
 
-    async def _until_placed(self, call: DurableCall) -> None:
-        with self._turns.in_doubt():
-            looks = _Looks()
-            while (burst := call.line.in_doubt(call)) is not None:
-                await self._turns.doubt()
-                if await looks.again(self._patience_s(call.line, burst)):
-                    continue
-                if not self._settle(call):
-                    await asyncio.sleep(LOOK_AGAIN_S)
+    async def _until_placed(self, doubt: _Doubt) -> None:
+        line = doubt.call.line
+        while True:
+            await self._turns.doubt()
+            burst = line.in_doubt(doubt.call)
+            if burst is None:
+                return
+            if await doubt.look_again(self._patience_s(line, burst)):
+                continue
+            if not self._settle(line.pool):
+                await doubt.rest()
 
     def _patience_s(self, line: Line, burst: Burst) -> float:
         """How long a call in doubt waits for what others do outside of steps."""
@@ -121,22 +150,28 @@ class Pools:
         may_start = self._moves.is_at_work(parent) and any(map(started_here.holds, owners))
         return PATIENCE_S if may_start else 0.0
 
-    def _settle(self, call: DurableCall) -> bool:
-        """Place what is in doubt in the pool of a call, as far as that can be."""
-        pool = call.line.pool
+    def _settle(self, pool: Pool | None) -> bool:
+        """Place what is in doubt in a pool, as far as that can be."""
         if pool is None:
             return False
-        waiting = {each.line.known_as: each for each in self._doubts if each.line.pool is pool}
-        found = (each.line.in_doubt(each) for each in waiting.values())
+        waiting = {each.call.line.known_as: each for each in self._doubts_in(pool)}
+        found = (each.call.line.in_doubt(each.call) for each in waiting.values())
         bursts = [burst for burst in found if burst is not None]
         lines = pool.settle(bursts, self._turns.others_go_on)
         for line in lines:
-            waiting[line].line.place(waiting[line])
+            call = waiting[line].call
+            call.line.place(call)
+        for each in self._doubts_in(pool):
+            if each.call.line.in_doubt(each.call) is None:
+                each.end()
         self._note(pool)
         return bool(lines)
 
+    def _doubts_in(self, pool: Pool) -> Iterable[_Doubt]:
+        return (each for each in self._doubts if each.call.line.pool is pool)
+
     def _lines_in_doubt(self) -> Collection[str]:
-        pools = (call.line.pool for call in self._doubts)
+        pools = (each.call.line.pool for each in self._doubts)
         return {line for pool in pools if pool is not None for line in pool.lines}
 
     def _note(self, pool: Pool) -> None:
