@@ -13,6 +13,7 @@ class TaskActivity:
         "picks",
         "running",
         "starter",
+        "stopped",
         "unseen",
     )
 
@@ -22,6 +23,8 @@ class TaskActivity:
         """The task itself, as long as it runs."""
         self.calls = 0
         """Durable calls of it that are awaited."""
+        self.stopped = 0
+        """Those that just wait, for a time, a child, a signal or other code."""
         self.held = 0
         """Those it awaits itself: it does nothing else meanwhile."""
         self.branches = 0
@@ -42,6 +45,11 @@ class TaskActivity:
     def is_outside_calls(self) -> bool:
         """Whether it waits neither in a durable call nor for branches of its own."""
         return self.calls == 0 and self.branches == 0
+
+    @property
+    def is_acting(self) -> bool:
+        """Whether a durable call of it goes on by itself."""
+        return self.calls > self.stopped
 
     def end(self, *, cut_off: bool = False) -> None:
         if self.starter is not None:

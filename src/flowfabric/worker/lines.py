@@ -513,6 +513,11 @@ class Line:
         """Whether both were started at one place and run the same coroutine function."""
         return self.started_at is other.started_at and self.asked.name == other.asked.name
 
+    def is_beside(self, other: "Line") -> bool:
+        """Whether another is a sibling of this line, or was started in one."""
+        around = list(other.and_above())
+        return self not in around and any(map(self.is_sibling, around))
+
     @property
     def known_as(self) -> str:
         assert self.id is not None

@@ -119,9 +119,14 @@ class Moves:
         return any(
             at_work(each.work.running, tasks)
             for each in (self._tasks if leaves else ())
-            if each.work.is_outside_calls
-            and line not in (around := list(each.and_above()))
-            and any(map(line.is_sibling, around))
+            if each.work.is_outside_calls and line.is_beside(each)
+        )
+
+    def is_beside_calls(self, line: lines.Line, in_doubt: Collection[lines.Line]) -> bool:
+        """Whether calls of such branches go on, without those in doubt."""
+        return any(
+            each.work.is_acting and each not in in_doubt and line.is_beside(each)
+            for each in self._tasks
         )
 
     def is_at_work(self, line: lines.Line) -> bool:

@@ -20,6 +20,7 @@ from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.errors import CodecFailed, CodeMismatch, InvalidInput, Unsuccessful
 from flowfabric.json_values import UNREADABLE
 from flowfabric.worker.failures import text_of
+from flowfabric.worker.lines import Line, current_line
 
 # When a handler has come to rest: it has reacted to all it was given, and waits for more
 #
@@ -107,8 +108,7 @@ class Parking:
 
     def __init__(self, park: Callable[[], None]) -> None:
         self._park = park
-        self.busy = 0
-        """Calls under way that do not just wait."""
+        self._busy = 0
         self._ended = False
         self.at_work: Callable[[], bool] = _nobody
         """Whether a branch works outside of calls."""
@@ -137,11 +137,11 @@ class Parking:
         return Working(self)
 
     def begin(self) -> None:
-        self.busy += 1
+        self._busy += 1
         self.moved()
 
     def end(self) -> None:
-        self.busy -= 1
+        self._busy -= 1
         self.moved()
 
     def moved(self) -> None:
@@ -152,7 +152,7 @@ class Parking:
 
     def _at_rest(self) -> bool:
         # A branch that is busy says so when it ends.
-        idle = self.wanted and self.busy == 0 and not self._ended
+        idle = self.wanted and self._busy == 0 and not self._ended
         parked = idle and self.rest.reached
         if idle and not parked:
             self.rest.watch()
@@ -242,14 +242,21 @@ class Parking:
         forever: asyncio.Future[None] = self._loop.create_future()
         timer = None if for_s is None else self._loop.call_later(for_s, end_turn, forever)
         self._stopped.add(forever)
-        self.end()
+        line = current_line.get()
+        self._stop(line, 1)
         try:
             await forever
         finally:
             if timer is not None:
                 timer.cancel()
-            self.begin()
+            self._stop(line, -1)
             self._stopped.discard(forever)
+
+    def _stop(self, line: Line | None, calls: int) -> None:
+        if line is not None:
+            line.work.stopped += calls
+        self._busy -= calls
+        self.moved()
 
     def let_go(self) -> None:
         """End what still waits here after the handler has ended."""
@@ -309,11 +316,10 @@ class Turns:
         self._settled = True
         """The handler has come to rest since it was given something."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._held: list[asyncio.Future[None]] = []
-        self._doubtful: list[asyncio.Future[None]] = []
+        self._held: dict[asyncio.Future[None], Line] = {}
+        self._doubtful: dict[asyncio.Future[None], Line] = {}
         self.doubts = 0
         """Calls of which it is not certain what they stand for. Nothing new runs meanwhile."""
-        self._others_are_busy = False
         self._patience: asyncio.TimerHandle | None = None
         self._patient = True
         self._closed = False
@@ -348,28 +354,28 @@ class Turns:
         if self._waiting:
             self._rest.watch()
 
-    async def run_new(self, *, at_rest: bool = False) -> None:
+    async def run_new(self, line: Line, *, at_rest: bool = False) -> None:
         """Wait until a new call may run; with `at_rest`, also until other branches are idle."""
         parking = self._parking
         if self._closed or parking is None:
             return
         if not at_rest and (self.alone or not self.order.replaying):
             return
-        await self._at_next_rest(self._held)
+        await self._at_next_rest(line, self._held)
 
-    async def _at_next_rest(self, turns: "list[asyncio.Future[None]]") -> None:
+    async def _at_next_rest(self, line: Line, turns: "dict[asyncio.Future[None], Line]") -> None:
         parking = self._parking
         if parking is None:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turns.append(turn)
+        turns[turn] = line
         self._rest.watch()
         # Not busy meanwhile: nothing new runs if the code turns out not to fit.
         parking.end()
         try:
             await turn
         finally:
-            turns.remove(turn)
+            del turns[turn]
             parking.begin()
             self._rest.watch()
 
@@ -379,7 +385,6 @@ class Turns:
         if position is not None:
             self._deliver(position)
         else:
-            self._others_are_busy = self._are_others_busy()
             for turn in self._doubtful:
                 end_turn(turn)
         return position is not None or bool(self._doubtful)
@@ -393,26 +398,16 @@ class Turns:
         self._rest.moved()
         self._rest.watch()
 
-    def _are_others_busy(self) -> bool:
-        # What is in doubt counts as busy, too, unless it waits for the next rest.
-        in_doubt = self.doubts - len(self._doubtful)
-        return self._parking is not None and self._parking.busy > in_doubt
-
-    def end_doubt(self) -> None:
-        """What a call stands for is certain: it goes on, and has not come to rest since."""
-        self.doubts -= 1
-        self._others_are_busy = True
-
-    def others_go_on(self) -> bool:
-        """Let calls run that are new for certain; whether any do, or others go on since."""
-        held = bool(self._held)
-        for turn in self._held:
+    def run_beside(self, line: Line) -> bool:
+        """Let new calls of branches like a line run; whether there are any."""
+        turns = [turn for turn, other in self._held.items() if line.is_beside(other)]
+        for turn in turns:
             end_turn(turn)
-        return held or self._others_are_busy
+        return bool(turns)
 
-    async def doubt(self) -> None:
+    async def doubt(self, line: Line) -> None:
         """Wait until the handler is at rest, and has everything stored that it asks for."""
-        await self._at_next_rest(self._doubtful)
+        await self._at_next_rest(line, self._doubtful)
 
     def _at_rest(self) -> bool:
         self._settled = True

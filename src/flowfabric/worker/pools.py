@@ -34,7 +34,7 @@ class _Doubt:
         self._began_s = clock_s()
         self._pause_s = LOOK_FIRST_S
         self._nap: asyncio.Future[None] | None = None
-        self._over = False
+        self.is_over = False
 
     def __enter__(self) -> Self:
         self._turns.doubts += 1
@@ -45,9 +45,9 @@ class _Doubt:
 
     def end(self) -> None:
         """It is certain now: whoever asks for the next call goes on at once."""
-        if not self._over:
-            self._over = True
-            self._turns.end_doubt()
+        if not self.is_over:
+            self.is_over = True
+            self._turns.doubts -= 1
             end_turn(self._nap)
 
     async def look_again(self, patience_s: float) -> bool:
@@ -59,7 +59,7 @@ class _Doubt:
         return True
 
     async def rest(self, pause_s: float = LOOK_AGAIN_S) -> None:
-        if not self._over:
+        if not self.is_over:
             loop = asyncio.get_running_loop()
             self._nap = loop.create_future()
             timer = loop.call_later(pause_s, end_turn, self._nap)
@@ -120,20 +120,20 @@ class Pools:
         """Wait for branches that may have taken the item for which a line was started."""
         with _Doubt(self._turns, call) as doubt:
             while line.is_guessed():
-                await self._turns.doubt()
+                await self._turns.doubt(line)
                 if not await doubt.look_again(PATIENCE_S):
                     return
 
     async def _until_placed(self, doubt: _Doubt) -> None:
         line = doubt.call.line
         while True:
-            await self._turns.doubt()
+            await self._turns.doubt(line)
             burst = line.in_doubt(doubt.call)
             if burst is None:
                 return
             if await doubt.look_again(self._patience_s(line, burst)):
                 continue
-            if not self._settle(line.pool):
+            if line.pool is None or not self._settle(line, line.pool):
                 await doubt.rest()
 
     def _patience_s(self, line: Line, burst: Burst) -> float:
@@ -150,22 +150,25 @@ class Pools:
         may_start = self._moves.is_at_work(parent) and any(map(started_here.holds, owners))
         return PATIENCE_S if may_start else 0.0
 
-    def _settle(self, pool: Pool | None) -> bool:
-        """Place what is in doubt in a pool, as far as that can be."""
-        if pool is None:
-            return False
+    def _settle(self, line: Line, pool: Pool) -> bool:
+        """Place what is in doubt in the pool of a line, as far as that can be."""
         waiting = {each.call.line.known_as: each for each in self._doubts_in(pool)}
         found = (each.call.line.in_doubt(each.call) for each in waiting.values())
         bursts = [burst for burst in found if burst is not None]
-        lines = pool.settle(bursts, self._turns.others_go_on)
-        for line in lines:
-            call = waiting[line].call
+        lines = pool.settle(bursts, lambda: self._others_go_on(line, pool))
+        for each in lines:
+            call = waiting[each].call
             call.line.place(call)
-        for each in self._doubts_in(pool):
-            if each.call.line.in_doubt(each.call) is None:
-                each.end()
+        for doubt in self._doubts_in(pool):
+            if doubt.call.line.in_doubt(doubt.call) is None:
+                doubt.end()
         self._note(pool)
         return bool(lines)
+
+    def _others_go_on(self, line: Line, pool: Pool) -> bool:
+        """Whether a branch that is not in doubt may still ask for something, by itself."""
+        in_doubt = {each.call.line for each in self._doubts_in(pool) if not each.is_over}
+        return self._turns.run_beside(line) or self._moves.is_beside_calls(line, in_doubt)
 
     def _doubts_in(self, pool: Pool) -> Iterable[_Doubt]:
         return (each for each in self._doubts if each.call.line.pool is pool)
