@@ -12,7 +12,7 @@ from flowfabric.config import EngineConfig
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import SchemaTooOld, Unavailable
-from flowfabric.run import Endings, Run
+from flowfabric.run import Endings, Obstacles, Run
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import HTTP, open_store, redact
 from flowfabric.submission import Submissions
@@ -88,7 +88,8 @@ class Opened:
         """`again` opens it on another event loop, for use after this one has ended."""
         engine = await connect()
         loop = asyncio.get_running_loop()
-        return cls(engine, Submissions(engine), Endings(engine), loop, again)
+        endings = Endings(engine, Obstacles(engine))
+        return cls(engine, Submissions(engine), endings, loop, again)
 
     async def on_this_loop(self) -> "Opened":
         """The same on the event loop of the caller."""

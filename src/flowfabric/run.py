@@ -2,7 +2,8 @@
 
 All waits of a process share one reader. It looks for the ends of all awaited
 executions with one statement, whenever a hint says that something has ended and now and
-then without a hint.
+then without a hint. Who has waited for a few seconds for something that only people can change,
+such as a worker that nobody has started, is told so on the log.
 """
 
 import asyncio
@@ -46,6 +47,11 @@ READ_TIMEOUT_S: Final = 5.0
 REASON_TIMEOUT_S: Final = 1.0
 """How long a caller whose wait timed out waits for the reason."""
 
+TELL_AFTER_S: Final = 5.0
+"""How long a caller waits before the log says what only somebody's action would end."""
+ASK_GAP_S: Final = 1.0
+"""Between two such questions, however many callers wait."""
+
 _ENDINGS: Final[dict[PublicState, type[errors.Unsuccessful]]] = {
     PublicState.FAILED: errors.ExecutionFailed,
     PublicState.CANCELLED: errors.ExecutionCancelled,
@@ -62,11 +68,77 @@ def result_of(task: Task[..., R_co], outcome: Outcome) -> R_co:
     return task.decode_result(outcome.result)
 
 
-class Endings:
-    """Waits for the ends of executions. Belongs to one event loop."""
+async def find_obstacle(engine: Engine, execution_id: ExecutionId) -> Explanation | None:
+    """Why an execution waits, if that is until somebody acts and the database says so soon."""
+    try:
+        with statements_within(REASON_TIMEOUT_S):
+            why = await engine.explain_execution(execution_id)
+    except errors.FlowFabricError:
+        return None
+    return why if why.needs_somebody else None
+
+
+def tell_obstacle(called: str, why: Explanation) -> None:
+    log.warning("still waiting for %s: %s", called, why.sentence)
+
+
+class Obstacles:
+    """Tells those who wait what only people can change. Belongs to one event loop.
+
+    It asks at most once about each execution that is waited for, one after another. What it has
+    said while others wait for the same, it does not repeat.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._overdue: dict[ExecutionId, None] = {}
+        """Those to ask about, in order."""
+        self._asked: dict[ExecutionId, str] = {}
+        """What was found about those still waited for; empty if nobody has to act."""
+        self._asker: asyncio.Task[None] | None = None
+
+    def expect(self, execution_id: ExecutionId) -> asyncio.TimerHandle:
+        """Somebody begins to wait. Cancel what this returns when that wait is over."""
+        loop = asyncio.get_running_loop()
+        return loop.call_later(TELL_AFTER_S, self._ask_about, execution_id)
+
+    def forget(self, execution_id: ExecutionId) -> None:
+        """Nobody waits for it any more."""
+        self._overdue.pop(execution_id, None)
+        self._asked.pop(execution_id, None)
+
+    async def close(self) -> None:
+        if self._asker is not None:
+            self._asker.cancel()
+            await asyncio.gather(self._asker, return_exceptions=True)
+
+    def _ask_about(self, execution_id: ExecutionId) -> None:
+        if execution_id in self._asked:
+            return
+        self._overdue[execution_id] = None
+        if self._asker is None or self._asker.done():
+            self._asker = asyncio.create_task(self._ask(), name="flowfabric-obstacles")
+
+    async def _ask(self) -> None:
+        while self._overdue:
+            execution_id = next(iter(self._overdue))
+            del self._overdue[execution_id]
+            self._asked[execution_id] = ""
+            why = await find_obstacle(self._engine, execution_id)
+            if why is not None and execution_id in self._asked:
+                if why.sentence not in self._asked.values():
+                    tell_obstacle(why.own_id or uuid_of(execution_id), why)
+                self._asked[execution_id] = why.sentence
+            await asyncio.sleep(ASK_GAP_S)
+
+
+class Endings:
+    """Waits for the ends of executions. Belongs to one event loop."""
+
+    def __init__(self, engine: Engine, obstacles: Obstacles | None = None) -> None:
+        """Without `obstacles`, nobody is told what a wait is for."""
+        self._engine = engine
+        self._obstacles = obstacles
         self._awaited: dict[ExecutionId, set[asyncio.Future[Outcome]]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._hints: HintListener | None = None
@@ -84,6 +156,7 @@ class Endings:
             self._hints.wake()
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read(), name="flowfabric-results")
+        timer = None if self._obstacles is None else self._obstacles.expect(execution_id)
         started_s = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
@@ -92,11 +165,19 @@ class Endings:
             elapsed_ms = round((time.monotonic() - started_s) * 1_000)
             raise await self._timed_out(execution_id, elapsed_ms) from None
         finally:
-            waiting = self._awaited.get(execution_id)
-            if waiting is not None:
-                waiting.discard(future)
-                if not waiting:
-                    del self._awaited[execution_id]
+            if timer is not None:
+                timer.cancel()
+            self._end_wait(execution_id, future)
+
+    def _end_wait(self, execution_id: ExecutionId, future: asyncio.Future[Outcome]) -> None:
+        waiting = self._awaited.get(execution_id)
+        if waiting is None:
+            return
+        waiting.discard(future)
+        if not waiting:
+            del self._awaited[execution_id]
+            if self._obstacles is not None:
+                self._obstacles.forget(execution_id)
 
     async def _timed_out(
         self, execution_id: ExecutionId, elapsed_ms: int
@@ -118,6 +199,8 @@ class Endings:
         return False
 
     async def close(self) -> None:
+        if self._obstacles is not None:
+            await self._obstacles.close()
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)

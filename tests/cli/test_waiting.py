@@ -109,3 +109,15 @@ async def test_unfinished_upstreams_are_named(engine: Engine, url: str) -> None:
     }
     why = " ".join(run("why", ids["report"], url=url).out.split())
     assert f"fetch {ids['fetch']} (waiting)" in why
+
+
+async def test_whoever_waits_for_a_submission_is_told_what_it_waits_for(
+    engine: Engine, url: str
+) -> None:
+    ran = run("submit", "greet", "--wait", "6s", url=url)
+    nobody = (
+        "No worker has asked lately for lane 'default', kind 'greet': start one that does"
+        " (flowfabric worker module:app)."
+    )
+    # Once while it waits, and with the error at the end.
+    assert " ".join(ran.err.split()).count(nobody) == 2

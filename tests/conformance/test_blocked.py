@@ -65,6 +65,7 @@ async def test_changed_code_sets_the_attempt_aside_and_counts_nothing(
         public_state=PublicState.DELAYED,
         cause=Cause.CODE_CHANGED,
         sentence=f"It is blocked: {advice}. A worker looks again in 1m.",
+        needs_somebody=True,
         detail={
             "blocking_reason": "waiting_for_code",
             "blocking_detail": advice,

@@ -97,8 +97,10 @@ async def test_an_execution_nobody_asks_for_says_what_it_needs(
         cause=Cause.NO_WORKER,
         sentence=(
             "No worker has asked lately for lane 'default', kind 'work' with capabilities"
-            " cuda, gpu: start one that does."
+            " cuda, gpu: start one that does (flowfabric worker module:app --capability cuda"
+            " --capability gpu)."
         ),
+        needs_somebody=True,
         detail={
             "lane_id": "default",
             "execution_kind": "work",

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.bounds import CANCEL_BATCH
+from flowfabric.core.bounds import CANCEL_BATCH, LIVENESS_TTL_MS_MAX
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.flows.graph import draw, read_graph
@@ -14,6 +14,13 @@ from tests.conformance.graphs import Graph, new_graph
 
 @pytest.fixture
 async def graph(engine: Engine) -> Graph:
+    # Without any worker, each explanation would say so as well.
+    await engine.register_worker(
+        ["elsewhere"],
+        worker_id="w",
+        worker_instance_id="w-0",
+        liveness_ttl_ms=LIVENESS_TTL_MS_MAX,
+    )
     return await new_graph(engine)
 
 

@@ -537,8 +537,8 @@ async def test_why_says_whom_it_is_kept_for(
     clock.advance("4s")
     why = await engine.explain_execution(execution_id)
     assert why.sentence == (
-        "It is kept for worker worker. It has not claimed it for 1.0s, and no worker is there:"
-        " start one."
+        "It is kept for worker worker. It has not claimed it for 1.0s. No worker is there: start"
+        " one (flowfabric worker module:app)."
     )
 
 

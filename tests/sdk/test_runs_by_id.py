@@ -99,7 +99,8 @@ async def test_a_timeout_names_the_run_as_people_do_and_says_why(app: App) -> No
         await run.result(timeout="1ms")
     assert re.fullmatch(
         r"waiting for order-42 timed out after \d+ ms: No worker has asked lately for lane"
-        r" 'nobody', kind 'task': start one that does\.",
+        r" 'nobody', kind 'task': start one that does \(flowfabric worker module:app --lane"
+        r" nobody\)\.",
         str(raised.value),
     )
 

@@ -8,19 +8,22 @@ from flowfabric.core.diagnosis import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
 from flowfabric.core.records import FailedStep, Lane
 from flowfabric.core.states import BlockingReason, EligibilityState, LaneState, LifecyclePhase
-from flowfabric.core.transitions import change
+from flowfabric.core.transitions import Subject, change
 from tests.unit.lives import (
     LIVES,
     NOW_MS,
     TTL_MS,
     Life,
+    completed,
     delayed,
     failed,
     name_of,
     retrying,
+    revoked,
     running,
     suspended,
     waiting,
+    waiting_children,
 )
 
 SERVED = Surroundings(lane=None, required=(), ahead=0, served=True, now_ms=NOW_MS)
@@ -129,7 +132,11 @@ def test_a_long_delay_is_told_in_days_and_hours() -> None:
     assert explain(in_two_days, SERVED).sentence == "It waits 2d4h more (delay)."
 
 
-NOBODY = "No worker has asked lately for lane 'default', kind 'work': start one that does."
+START = "start one (flowfabric worker module:app)."
+NOBODY = (
+    "No worker has asked lately for lane 'default', kind 'work': start one that does"
+    " (flowfabric worker module:app)."
+)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +194,7 @@ def test_what_code_blocked_lacks_a_worker_once_it_is_due(
     [
         (-60_000, False, "It times out in 1m."),
         (0, True, "It has timed out: a worker sees to it shortly."),
-        (60_000, False, "It should have timed out 1m ago, but no worker is there: start one."),
+        (60_000, False, f"It should have timed out 1m ago. No worker is there: {START}"),
     ],
 )
 def test_a_timeout_that_nobody_notices_says_so(late_ms: int, attended: bool, end: str) -> None:
@@ -204,6 +211,49 @@ def test_a_closed_lane_comes_before_everything_else(state: LaneState) -> None:
     closed = state in (LaneState.PAUSED, LaneState.DISABLED)
     expected = Cause.LANE_CLOSED if closed else Cause.NO_WORKER
     assert explain(waiting().execution, alone).cause is expected
+
+
+def blocked_by_code(**fields: object) -> Subject:
+    held = delayed(**fields)
+    blocked = change(held.execution, NOW_MS, blocking_reason=BlockingReason.WAITING_FOR_CODE)
+    return structs.replace(held, execution=blocked)
+
+
+ALONE = structs.replace(SERVED, served=False, attended=False)
+PAUSED = Lane(
+    lane_id=LaneId("default"), state=LaneState.PAUSED, registered_at_ms=0, registered_by="x"
+)
+
+
+@pytest.mark.parametrize(
+    ("life", "around", "needs"),
+    [
+        pytest.param(waiting, ALONE, True, id="no worker serves it"),
+        pytest.param(waiting, structs.replace(SERVED, lane=PAUSED), True, id="its lane is paused"),
+        pytest.param(blocked_by_code, SERVED, True, id="changed code blocks it"),
+        pytest.param(waiting_children, ALONE, True, id="no worker sees to what it depends on"),
+        pytest.param(revoked, ALONE, True, id="no worker takes it over"),
+        pytest.param(waiting, SERVED, False, id="it is in line"),
+        pytest.param(delayed, ALONE, False, id="it is not due"),
+        pytest.param(running, ALONE, False, id="it runs"),
+        pytest.param(suspended, ALONE, False, id="it waits for a signal"),
+        pytest.param(waiting_children, SERVED, False, id="others have to end first"),
+        pytest.param(completed, ALONE, False, id="it has ended"),
+    ],
+)
+def test_what_only_people_can_change_needs_somebody(
+    life: Life, around: Surroundings, needs: bool
+) -> None:
+    assert explain(life().execution, around).needs_somebody is needs
+
+
+def test_the_command_that_starts_a_worker_names_lane_and_capabilities() -> None:
+    around = structs.replace(SERVED, served=False, required=("cuda", "gpu"))
+    assert explain(waiting(lane_id="slow mail").execution, around).sentence == (
+        "No worker has asked lately for lane 'slow mail', kind 'work' with capabilities cuda, gpu:"
+        " start one that does (flowfabric worker module:app --lane 'slow mail' --capability cuda"
+        " --capability gpu)."
+    )
 
 
 @pytest.mark.parametrize(

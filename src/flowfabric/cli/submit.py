@@ -1,5 +1,6 @@
 """`submit`: create an execution from the command line, and wait for it if asked to."""
 
+import math
 import sys
 import time
 from difflib import get_close_matches
@@ -15,13 +16,14 @@ from flowfabric.cli import options, screen
 from flowfabric.core.bounds import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.checks import JSON, split_kind
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.ids import uuid_of
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout
+from flowfabric.run import TELL_AFTER_S, find_obstacle
 from flowfabric.submission import Options, request_of
 from flowfabric.task import Call, Task, TaskSettings
 from flowfabric.terminal import block
@@ -161,15 +163,20 @@ def _read_payload(payload: str | None, file: str | None) -> bytes:
 
 
 async def _await_end(
-    engine: Engine, target: options.Target, execution_id: str, called: str, wait_ms: int
+    engine: Engine, target: options.Target, execution_id: ExecutionId, called: str, wait_ms: int
 ) -> int:
     deadline = time.monotonic() + wait_ms / 1_000
+    # With --json, the error of a wait that was too short says it.
+    tell_at_s = math.inf if target.json else time.monotonic() + TELL_AFTER_S
     with engine.store.hints([COMPLETION_TOPIC]) as hints:
         while (state := await engine.read_execution_state(execution_id)) not in TERMINAL_STATES:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 sentence = (await engine.explain_execution(execution_id)).sentence
                 raise OperationTimeout(f"waiting for {called}", wait_ms, sentence)
+            if time.monotonic() >= tell_at_s:
+                tell_at_s = math.inf
+                await _tell_obstacle(engine, execution_id)
             await hints.wait(min(left_s, LOOK_AGAIN_S))
     execution = await engine.describe_execution(execution_id)
     assert execution is not None
@@ -190,3 +197,9 @@ async def _await_end(
         why = execution.failure_reason or execution.cancellation_reason or ""
         screen.err().print(Text(f"{called} is {state}: {why}", style="red"))
     return options.OK if state is PublicState.COMPLETED else options.FAILED
+
+
+async def _tell_obstacle(engine: Engine, execution_id: ExecutionId) -> None:
+    why = await find_obstacle(engine, execution_id)
+    if why is not None:
+        screen.err().print(Text(why.sentence, style="yellow"))

@@ -11,6 +11,8 @@ Operations keep it so; the audit looks whether they did, on any database.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
+from shlex import quote
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -127,6 +129,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     remark: str = ""
     """The same in a few words, for lists."""
     detail: dict[str, str | int | None] = {}
+    needs_somebody: bool = False
+    """It waits until somebody acts: starts a worker, opens its lane, deploys other code."""
 
     def __str__(self) -> str:
         return self.sentence
@@ -164,8 +168,16 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """The limits and budgets it is under."""
 
 
+DEFAULT_LANE: Final = "default"
+WORKER_COMMAND: Final = "flowfabric worker module:app"
+NEED_SOMEBODY: Final = frozenset({Cause.NO_WORKER, Cause.LANE_CLOSED, Cause.CODE_CHANGED})
+
+
 def explain(execution: Execution, around: Surroundings) -> Explanation:
     cause, sentence, detail = _reason(execution, around)
+    unattended = not around.attended and _moved_by_workers(execution, cause, around)
+    if unattended:
+        sentence += f" No worker is there: start one ({WORKER_COMMAND})."
     if around.kept:
         sentence += _keeping(around.kept)
         detail = detail | {"kept_signals": sum(around.kept.values())}
@@ -177,7 +189,23 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
         sentence=sentence,
         remark=_remark(execution, around),
         detail=detail,
+        needs_somebody=unattended or cause in NEED_SOMEBODY,
     )
+
+
+def _moved_by_workers(execution: Execution, cause: Cause, around: Surroundings) -> bool:
+    """Whether any worker, or the reconcilers it runs, would move it on as things are."""
+    match cause:
+        case Cause.CANCELLING | Cause.LEASE_LOST:
+            return True
+        case Cause.GRANTED:
+            return (execution.granted_until_ms or around.now_ms) < around.now_ms
+        case Cause.SUSPENDED if around.times_out_at_ms is not None:
+            return around.times_out_at_ms <= around.now_ms
+        case Cause.BLOCKED:
+            return held_by(execution) in (Hold.JOIN, Hold.CHILD)
+        case _:
+            return False
 
 
 def _remark(execution: Execution, around: Surroundings) -> str:
@@ -242,7 +270,7 @@ def _granted(execution: Execution, around: Surroundings) -> Reason:
     elif around.attended:
         when = "It has not claimed it: a worker sees to that shortly."
     else:
-        when = f"It has not claimed it for {span(-left_ms)}, and no worker is there: start one."
+        when = f"It has not claimed it for {span(-left_ms)}."
     detail = {"worker_id": around.granted_to, "granted_until_ms": until_ms}
     return Cause.GRANTED, f"It is kept for worker {around.granted_to}. {when}", detail
 
@@ -279,7 +307,7 @@ def _times_out(at_ms: int, around: Surroundings) -> str:
         return f" It times out in {span(left_ms)}."
     if around.attended:
         return " It has timed out: a worker sees to it shortly."
-    return f" It should have timed out {span(-left_ms)} ago, but no worker is there: start one."
+    return f" It should have timed out {span(-left_ms)} ago."
 
 
 def _ended(execution: Execution, around: Surroundings) -> Reason:
@@ -412,8 +440,15 @@ def _nobody(execution: Execution, around: Surroundings) -> str:
     needs = f" with capabilities {', '.join(around.required)}" if around.required else ""
     return (
         f"No worker has asked lately for lane {execution.lane_id!r}, kind"
-        f" {execution.execution_kind!r}{needs}: start one that does."
+        f" {execution.execution_kind!r}{needs}: start one that does"
+        f" ({_worker_command(execution, around)})."
     )
+
+
+def _worker_command(execution: Execution, around: Surroundings) -> str:
+    lane = "" if execution.lane_id == DEFAULT_LANE else f" --lane {quote(execution.lane_id)}"
+    needs = "".join(f" --capability {quote(each)}" for each in around.required)
+    return f"{WORKER_COMMAND}{lane}{needs}"
 
 
 def _after(ahead: int | None) -> str:

@@ -1,6 +1,7 @@
 """A started flow, as its caller sees it."""
 
 import asyncio
+import math
 import os
 import sys
 import time
@@ -14,11 +15,21 @@ from flowfabric.core.flow_records import FlowState
 from flowfabric.core.ids import FlowId
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.results import CancelFlowResult
+from flowfabric.core.states import PublicState
 from flowfabric.core.views import FlowSummary
+from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import COMPLETION_TOPIC
 from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
 from flowfabric.flows.nodes import Node
-from flowfabric.run import OpenedApp, Run
+from flowfabric.outages import statements_within
+from flowfabric.run import (
+    REASON_TIMEOUT_S,
+    TELL_AFTER_S,
+    OpenedApp,
+    Run,
+    find_obstacle,
+    tell_obstacle,
+)
 from flowfabric.terminal import open_console
 
 R = TypeVar("R")
@@ -90,6 +101,7 @@ class FlowRun:
 
     async def _until_ended(self) -> FlowState:
         opened = await self._checked_app()
+        tell_at_s = time.monotonic() + TELL_AFTER_S if opened.endings.happens else math.inf
         with opened.engine.store.hints([COMPLETION_TOPIC]) as hints:
             while True:
                 state = await self.state()
@@ -100,8 +112,24 @@ class FlowRun:
                         f"flow {self.flow_id} is {state}, and nothing happens by itself here:"
                         " `await app.drain()` runs what is ready"
                     )
+                if time.monotonic() >= tell_at_s:
+                    tell_at_s = math.inf
+                    await self._tell_obstacle(opened.engine)
                 await hints.wait(LOOK_AGAIN_S)
                 await asyncio.sleep(READ_GAP_S)
+
+    async def _tell_obstacle(self, engine: Engine) -> None:
+        """Log what the first of its waiting nodes waits for, if only people can change that."""
+        try:
+            with statements_within(REASON_TIMEOUT_S):
+                page = await engine.list_flow_members(self.flow_id)
+        except errors.FlowFabricError:
+            return
+        waiting = (m for m in page.members if m.blocked or m.public_state is PublicState.WAITING)
+        node = next(waiting, None)
+        why = None if node is None else await find_obstacle(engine, node.execution_id)
+        if why is not None:
+            tell_obstacle(f"flow {self._called}", why)
 
     async def state(self) -> FlowState:
         return (await self.summary()).public_flow_state
