@@ -4,7 +4,8 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.cli.executions import ended_at_ms
-from flowfabric.cli.screen import REMARK, ScreenColumn, fit, fixed, flexible, right
+from flowfabric.cli.screen import REMARK, ScreenColumn, fit, fixed, flexible, right, spare, whole
+from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Step, StepKind
@@ -139,6 +140,52 @@ def test_a_column_keeps_the_room_it_needs_before_the_remark() -> None:
     assert fit(columns, [30, 12, 10, 40], 60) == [20, 12, 5, 17]
     assert fit(columns, [8, 12, 10, 40], 50) == [8, 12, 5, 19]
     assert fit(columns, [30, 12, 10, 40], 30) == [9, 12, 5, 0]
+
+
+def test_a_name_is_cut_only_once_everything_else_has_given_way() -> None:
+    columns = (whole("BUDGET"), flexible("WHEN"), spare("SOFT"), right("HARD"), spare("RESET"))
+    natural = [30, 10, 6, 6, 20]
+    assert fit(columns, natural, 80) == [30, 10, 6, 6, 20]
+    assert fit(columns, natural, 75) == [30, 5, 6, 6, 20]
+    assert fit(columns, natural, 70) == [30, 5, 6, 6, 0]
+    assert fit(columns, natural, 50) == [30, 5, 0, 6, 0]
+    assert fit(columns, natural, 40) == [25, 5, 0, 6, 0]
+
+
+NAME = "a-team-with-quite-a-long-name"
+
+
+async def test_budgets_keep_their_names_on_a_narrow_terminal(engine: Engine, url: str) -> None:
+    terms = BudgetDefinition(
+        budget_id=NAME,
+        hard_limits={"output_tokens": 1_000_000_000},
+        soft_limits={"output_tokens": 800_000_000},
+        reset_interval_ms=86_400_000,
+    )
+    await engine.create_budget(terms)
+    ran = run_on_terminal((*COMMAND, "budgets", "list", "--url", url), columns=80)
+    assert [line.split() for line in ran.lines] == [
+        ["BUDGET", "DIMENSION", "USED", "HARD", "STATE"],
+        [NAME, "output_tokens", "0", "1,000,000,000", "open"],
+    ]
+
+
+async def test_limits_lanes_and_workers_keep_their_names_on_a_narrow_terminal(
+    engine: Engine, url: str
+) -> None:
+    await engine.set_limit(NAME, window_ms=60_000, max_requests_per_window=1_000)
+    await engine.create_execution(NewExecution(execution_kind="work", lane_id=NAME))
+    await engine.register_worker(
+        [NAME],
+        worker_id="w",
+        worker_instance_id=NAME,
+        kinds=["a_task_with_quite_a_long_name", "another"],
+        liveness_ttl_ms=60_000,
+    )
+    for what in ("limits", "lanes", "workers"):
+        ran = run_on_terminal((*COMMAND, what, "list", "--url", url), columns=80)
+        assert ran.lines[1].split()[0] == NAME
+        assert max(map(len, ran.lines)) <= 80
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from flowfabric.budgets import refuse_breach
 from flowfabric.cli import options, screen
-from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.cli.screen import fixed, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import EnforcementMode, OnHardLimit, OnSoftLimit
@@ -26,14 +26,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 COLUMNS: Final = (
-    flexible("BUDGET"),
-    flexible("DIMENSION"),
+    whole("BUDGET"),
+    whole("DIMENSION"),
     right("USED"),
-    right("RESERVED"),
-    right("SOFT"),
+    spare("RESERVED"),
+    spare("SOFT"),
     right("HARD"),
     fixed("STATE"),
-    right("RESET"),
+    spare("RESET"),
 )
 
 

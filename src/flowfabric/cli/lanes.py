@@ -8,7 +8,7 @@ from msgspec import structs
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.cli.screen import fixed, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.records import Lane
 from flowfabric.engine.engine import Engine
@@ -17,9 +17,9 @@ from flowfabric.engine.workers import LaneCounts
 
 COUNTED: Final = ("ready", "running", "delayed", "suspended", "held")
 COLUMNS: Final = (
-    flexible("LANE"),
+    whole("LANE"),
     fixed("STATE"),
-    right("SINCE"),
+    spare("SINCE"),
     *(right(name.upper()) for name in COUNTED),
 )
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.cli.screen import fixed, flexible, right, whole
 from flowfabric.core import gates
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.gates import LimitSource, QuotaPolicy
@@ -17,14 +17,14 @@ from flowfabric.engine.paging import pages
 from flowfabric.limits import rate_text, spec_of, status_of
 
 COLUMNS: Final = (
-    flexible("LIMIT"),
+    whole("LIMIT"),
     right("RATE"),
     right("AT ONCE"),
     fixed("SET BY"),
     flexible("PROGRAM SAYS"),
 )
 USE_COLUMNS: Final = (
-    flexible("KEY"),
+    whole("KEY"),
     right("RUNNING"),
     right("STARTED"),
     fixed("ROOM"),

@@ -7,7 +7,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.screen import REMARK, flexible, right
+from flowfabric.cli.screen import REMARK, flexible, right, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.policies import span
@@ -16,7 +16,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
 
 COLUMNS: Final = (
-    flexible("SCHEDULE"),
+    whole("SCHEDULE"),
     flexible("WHEN"),
     right("NEXT"),
     right("LAST"),

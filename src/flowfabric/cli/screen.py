@@ -26,11 +26,13 @@ from flowfabric.terminal import Console, open_console, safe
 # Columns that people copy or compare (states, ages) are never cut, nor are generated ids; longer
 # ids that people chose are cut in the middle. When room is short, first the remark at the end
 # shrinks, then the widest of the other columns down to what each needs, then the remark again,
-# until it is left out.
+# until it is left out. Numbers that can be spared follow, the last first; only then are names cut.
 
 GAP: Final = "  "
 FLEXIBLE_MIN: Final = 5
 REMARK_MIN: Final = 20
+NAME_CHARS_MAX: Final = 1_000
+"""No name is longer."""
 REMARK_LEAST: Final = 6
 """A remark with less room than this is left out."""
 
@@ -46,6 +48,8 @@ class ScreenColumn(Struct, frozen=True):
     """The width it keeps as long as there is room, if its content is that wide."""
     both_ends: bool = False
     """Cut in the middle, and never to less than it needs."""
+    spare: bool = False
+    """Shown whole, or left out when room is short."""
 
     @property
     def least(self) -> int:
@@ -62,6 +66,15 @@ def fixed(title: str) -> ScreenColumn:
 
 def flexible(title: str, *, at_least: int = FLEXIBLE_MIN) -> ScreenColumn:
     return ScreenColumn(title, at_least=at_least)
+
+
+def whole(title: str) -> ScreenColumn:
+    """What people call the row, in other commands too: whole as long as anything else gives way."""
+    return ScreenColumn(title, at_least=NAME_CHARS_MAX)
+
+
+def spare(title: str) -> ScreenColumn:
+    return ScreenColumn(title, right=True, fixed=True, spare=True)
 
 
 def both_ends(title: str, *, at_least: int) -> ScreenColumn:
@@ -108,6 +121,9 @@ def fit(columns: Sequence[ScreenColumn], natural: Sequence[int], width: int) -> 
         if column.remark and excess() > 0:
             left = widths[i] - excess()
             widths[i] = left if left >= REMARK_LEAST else 0
+    for i in reversed([i for i, column in enumerate(columns) if column.spare]):
+        if excess() > 0:
+            widths[i] = 0
     while excess() > 0:
         longer = [i for i in flexible_columns if widths[i] > columns[i].least]
         if not longer:

@@ -3,7 +3,7 @@
 import click
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.screen import fixed, flexible, right
+from flowfabric.cli.screen import fixed, flexible, right, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.workers import WorkerDead, WorkerEntry, WorkerEvent
 from flowfabric.engine.engine import Engine
@@ -27,7 +27,7 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
     offers = any(worker.capabilities for worker in found)
     apart = any(worker.namespace for worker in found)
     columns = [
-        flexible("WORKER"),
+        whole("WORKER"),
         flexible("LANES"),
         flexible("TASKS"),
         *([flexible("CAPABILITIES")] if offers else []),
@@ -73,7 +73,7 @@ async def worker_events(engine: Engine, target: options.Target, limit: int) -> N
             screen.emit(event)
         return
     now_ms = await engine.server_time_ms()
-    columns = [right("WHEN"), flexible("WORKER"), fixed("WHAT"), flexible("WHY")]
+    columns = [right("WHEN"), whole("WORKER"), fixed("WHAT"), flexible("WHY")]
     screen.out().print(screen.table(columns, [_event_row(event, now_ms) for event in found]))
 
 
