@@ -322,6 +322,10 @@ class AppLimits(AppPart):
         engine = await self._engine()
         return status_of(await engine.reset_limit(name, namespace=self._namespace()))
 
+    async def remove(self, name: str) -> None:
+        """Forget a limit that was only ever set; one that a program declares is refused."""
+        await (await self._engine()).remove_limit(name, namespace=self._namespace())
+
     async def get(self, name: str) -> LimitStatus:
         engine = await self._engine()
         return status_of(await engine.read_limit(name, namespace=self._namespace()))

@@ -72,3 +72,24 @@ def test_limits_that_are_not_there_and_mistakes(tmp_path: Path) -> None:
     assert run("limits", "set", "sync", "--concurrency", "0", url=url).status == 2
     assert run("limits", "set", "sync", url=url).status == 0
     assert run("limits", "reset", "sync", url=url).status == 3
+
+
+def test_a_limit_that_was_set_by_mistake_is_removed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+
+    async def declare() -> None:
+        async with App(url, migrate=True) as app:
+
+            @app.task(concurrency=1)
+            async def sync() -> None: ...
+
+            await app.submit(sync)
+
+    asyncio.run(declare())
+    assert run("limits", "set", "snyc", "--concurrency", "9", url=url).status == 0
+    assert run("limits", "remove", "snyc", url=url).out == "snyc is removed\n"
+    assert run("limits", "remove", "snyc", url=url).status == 3
+    refused = run("limits", "remove", "sync", url=url)
+    assert refused.status == 4
+    assert "limit 'sync' is declared by a program; reset it instead" in refused.err
+    assert [each["name"] for each in run("limits", "list", "--json", url=url).documents] == ["sync"]

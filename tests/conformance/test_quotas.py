@@ -31,7 +31,7 @@ from flowfabric.engine.admission import (
 from flowfabric.errors import Conflict, InvalidInput, InvalidQuotaSpec, NotFound, Terminal
 from flowfabric.testing import SettableClock
 from tests.conformance.given import NOBODY, UNKNOWN_ID, Given
-from tests.conformance.observed import refused
+from tests.conformance.observed import refused, unchanged
 
 POLICY = QuotaPolicyId("7d9f2c1e-1a1b-4c4d-8e8f-000000000001")
 OTHER = "7d9f2c1e-1a1b-4c4d-8e8f-000000000002"
@@ -286,6 +286,36 @@ async def test_a_limit_that_no_program_declares_cannot_be_reset(engine: Engine) 
             await engine.reset_limit(name)
     with pytest.raises(NotFound, match="nobody"):
         await engine.read_limit("nobody")
+
+
+async def test_a_limit_that_was_only_set_can_be_removed(engine: Engine) -> None:
+    for namespace in ("default", "shop"):
+        policy = await engine.set_limit("mail", namespace=namespace, active_concurrency_cap=1)
+    assert await engine.remove_limit("mail", namespace="shop") == policy
+    assert [each.namespace for each in (await engine.list_limits()).limits] == ["default"]
+    with pytest.raises(NotFound, match="mail"):
+        await engine.remove_limit("mail", namespace="shop")
+    again = await engine.set_limit("mail", namespace="shop", active_concurrency_cap=2)
+    assert again.quota_policy_id == policy.quota_policy_id
+
+
+async def test_a_limit_that_a_program_declares_cannot_be_removed(engine: Engine) -> None:
+    await engine.declare_limits([mail(active_concurrency_cap=3)])
+    stored = await engine.set_limit("mail", active_concurrency_cap=9)
+    async with unchanged(engine):
+        with pytest.raises(Conflict, match=r"^limit 'mail' is declared by a program; reset it"):
+            await engine.remove_limit("mail")
+    assert await engine.read_limit("mail") == stored
+    assert (await engine.reset_limit("mail")).active_concurrency_cap == 3
+
+
+async def test_a_limit_that_work_is_under_cannot_be_removed(engine: Engine, given: Given) -> None:
+    policy = await engine.set_limit("mail", active_concurrency_cap=9)
+    execution_id = await given.waiting()
+    await engine.check_admission(policy.quota_policy_id, execution_id)
+    async with unchanged(engine):
+        with pytest.raises(Conflict, match=r"^limit 'mail' is in use"):
+            await engine.remove_limit("mail")
 
 
 async def test_limits_are_listed_by_namespace_and_name(engine: Engine) -> None:

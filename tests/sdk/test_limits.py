@@ -9,7 +9,7 @@ import pytest
 from flowfabric import App, Context, Limit, testing
 from flowfabric.core.gates import LimitSource, WhileSuspended
 from flowfabric.engine.admission import GateUse
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import Conflict, InvalidInput, NotFound
 from flowfabric.limits import LimitStatus, rate_of, rate_text, spec_of
 from flowfabric.task import TaskSettings
 from flowfabric.testing import LocalApp
@@ -253,6 +253,19 @@ async def test_what_is_set_at_run_time_wins_over_the_program(waiting_app: App) -
     async with working(waiting_app):
         assert await waiting_app.limits.list() == [changed]
     assert await waiting_app.limits.reset("work") == declared
+
+
+async def test_a_limit_that_only_people_set_is_removed(waiting_app: App) -> None:
+    @waiting_app.task(concurrency=10)
+    async def work() -> None: ...
+
+    await waiting_app.submit(work)
+    for name in ("work", "wrok"):
+        await waiting_app.limits.set(name, concurrency=2)
+    await waiting_app.limits.remove("wrok")
+    with pytest.raises(Conflict, match="declared by a program"):
+        await waiting_app.limits.remove("work")
+    assert [each.name for each in await waiting_app.limits.list()] == ["work"]
 
 
 async def test_a_changed_limit_lets_waiting_work_go_at_once(waiting_app: App) -> None:

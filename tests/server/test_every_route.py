@@ -130,6 +130,7 @@ SUCCESSES: Sequence[tuple[str, Asked]] = [
     ("GET /v1/limits/{name}/use", ("/v1/limits/{limit}/use", None)),
     ("PUT /v1/limits/{name}", ("/v1/limits/{declared}", {"active_concurrency_cap": 1})),
     ("POST /v1/limits/{name}/reset", ("/v1/limits/{declared}/reset", None)),
+    ("DELETE /v1/limits/{name}", ("/v1/limits/{limit}", None)),
     ("GET /v1/budgets", ("/v1/budgets", None)),
     ("POST /v1/budgets", ("/v1/budgets", {"budget_id": "team"})),
     ("GET /v1/budgets/{id}", ("/v1/budgets/team", None)),

@@ -358,6 +358,17 @@ async def limits_use(app: App) -> object:
     return len(await app.limits.use("mail"))
 
 
+async def limits_removed(app: App) -> object:
+    await app.limits.set("typo", concurrency=2)
+    await app.limits.remove("typo")
+    return [each.name for each in await app.limits.list()]
+
+
+async def limits_declared(app: App) -> object:
+    await app.limits.remove("mail")
+    return None
+
+
 WITH_LIMITS: dict[str, Verb] = {
     "set": limits_set,
     "reset": limits_set,
@@ -365,6 +376,8 @@ WITH_LIMITS: dict[str, Verb] = {
     "get": limits_get,
     "get, unknown": limits_unknown,
     "use": limits_use,
+    "remove": limits_removed,
+    "remove, declared": limits_declared,
 }
 
 

@@ -1,4 +1,4 @@
-"""`limits`: list, show, set, reset."""
+"""`limits`: list, show, set, reset, remove."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -112,6 +112,15 @@ async def set_limit(
 async def reset_limit(engine: Engine, target: options.Target, limit: str) -> None:
     """Have what programs declare of LIMIT count again."""
     _show(target, [await engine.reset_limit(limit, namespace=target.own_namespace())])
+
+
+@limits.command("remove")
+@click.argument("limit")
+@options.on_engine("own")
+async def remove_limit(engine: Engine, target: options.Target, limit: str) -> None:
+    """Forget LIMIT, which was only ever set and limits no work."""
+    removed = await engine.remove_limit(limit, namespace=target.own_namespace())
+    screen.answer(status_of(removed), f"{limit} is removed", as_json=target.json)
 
 
 def _show(target: options.Target, found: Sequence[QuotaPolicy]) -> None:

@@ -41,7 +41,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.policies import span
 from flowfabric.core.records import Record
-from flowfabric.errors import Corruption, InvalidInput, InvalidQuotaSpec
+from flowfabric.errors import Conflict, Corruption, InvalidInput, InvalidQuotaSpec
 
 WINDOW_PARTS: Final = 64
 Window = tuple[tuple[int, int], ...]
@@ -330,6 +330,14 @@ def declared_spec(policy: QuotaPolicy) -> QuotaSpec | None:
         return msgspec.json.decode(policy.declared, type=QuotaSpec)
     except msgspec.DecodeError as error:
         raise Corruption(f"limit {policy.name}: declared does not decode: {error}") from error
+
+
+def check_removable(policy: QuotaPolicy, *, in_use: bool) -> None:
+    """Raise `Conflict` if a program declares the policy, or if work is under it."""
+    if policy.declared is not None:
+        raise Conflict(f"limit {policy.name!r} is declared by a program; reset it instead")
+    if in_use:
+        raise Conflict(f"limit {policy.name!r} is in use: work is under it, or was today")
 
 
 def changed(policy: QuotaPolicy, spec: QuotaSpec, source: LimitSource, now_ms: int) -> QuotaPolicy:

@@ -31,6 +31,7 @@ from flowfabric.engine.gates import (
     check_name_free,
     declare,
     gates_of,
+    have_policies,
     load,
     save_policies,
 )
@@ -245,12 +246,33 @@ class Admissions(unit.Group):
             stored = gates.LimitSource.STORED
             policy_id = await _policy_id(tx, found_in, called)
             new = gates.new_policy(policy_id, found_in, called, spec, stored, now_ms)
-            await tx.insert_new([new])
-            locked = await tx.lock(gates.QuotaPolicy, [(policy_id,)])
+            locked = await have_policies(tx, [new])
             before = locked[(policy_id,)]
             asked = structs.replace(spec, while_suspended=kept or before.while_suspended)
             policy = gates.changed(before, asked, stored, now_ms)
             await save_policies(tx, {policy_id: policy}, locked)
+            return policy
+
+        return await self.store.transact(body)
+
+    async def remove_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
+        """Forget a limit that was only ever set, and that no work is under; return what it was.
+
+        Raises `Conflict` if a program declares it, which `reset_limit` is for, or if work that has
+        not been forgotten is under it; `set_limit` without values lifts such a limit.
+        """
+        found_in, called = parse_namespace(namespace), check_name("name", name)
+
+        async def body(tx: Transaction) -> gates.QuotaPolicy:
+            policy_id = await _policy_id(tx, found_in, called)
+            policy = await tx.lock_one(gates.QuotaPolicy, (policy_id,))
+            if policy is None:
+                raise NotFound("limit", called)
+            used = await tx.select_records(
+                gates.Gate, "gates_of_owner", owner_id=policy_id, after=None, limit=1
+            )
+            gates.check_removable(policy, in_use=bool(used))
+            await tx.save(Changes(deletes=(policy,)))
             return policy
 
         return await self.store.transact(body)
@@ -267,7 +289,7 @@ class Admissions(unit.Group):
             before = locked[(policy_id,)]
             spec = gates.declared_spec(before)
             if spec is None:
-                raise NotFound("limit", f"{called} in any program; set another value instead")
+                raise NotFound("limit", f"{called} in any program; set another value or remove it")
             policy = gates.changed(before, spec, gates.LimitSource.CODE, await tx.now_ms())
             await save_policies(tx, {policy_id: policy}, locked)
             return policy

@@ -363,6 +363,7 @@ class Engine:
     release_admission = operation("admissions", Admissions.release_admission)
     declare_limits = operation("admissions", Admissions.declare_limits)
     set_limit = operation("admissions", Admissions.set_limit)
+    remove_limit = operation("admissions", Admissions.remove_limit)
     reset_limit = operation("admissions", Admissions.reset_limit)
     read_limit = operation("admissions", Admissions.read_limit)
     list_limits = operation("admissions", Admissions.list_limits)

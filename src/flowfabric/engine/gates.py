@@ -36,11 +36,13 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes
-from flowfabric.errors import Conflict, Corruption, InvalidInput, NotFound
+from flowfabric.errors import Conflict, Corruption, InvalidInput, NotFound, RetryExhausted
 from flowfabric.store.base import HintListener, Key, Parameter, Reader, Row, Store, Transaction
 
 GATES_TOPIC = "gates"
 """Limits have changed, or there are some where there were none."""
+HAVE_TRIES = 3
+"""How often a limit that others remove meanwhile is stored again."""
 
 
 async def register(
@@ -128,18 +130,30 @@ async def declare(
     after = [gates.declared(known.get((each.quota_policy_id,)), each) for each in asked]
     if all(known.get((each.quota_policy_id,)) == each for each in after):
         return after
-    new = {each.quota_policy_id: each for each in asked if (each.quota_policy_id,) not in known}
-    for each in new.values():
-        await check_name_free(tx, each)
-    await tx.insert_new(list(new.values()))
-    locked = await tx.lock(gates.QuotaPolicy, keys)
-    for each in new.values():
-        if (each.quota_policy_id,) not in locked:
-            # Another process took the name just now.
+    for each in asked:
+        if (each.quota_policy_id,) not in known:
             await check_name_free(tx, each)
+    locked = await have_policies(tx, asked)
     after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
     await save_policies(tx, {each.quota_policy_id: each for each in after}, locked)
     return after
+
+
+async def have_policies(
+    tx: Transaction, wanted: Sequence[gates.QuotaPolicy]
+) -> Mapping[Key, gates.QuotaPolicy]:
+    """The policies of these ids, locked; those that do not exist are stored as they are given."""
+    asked = {(each.quota_policy_id,): each for each in wanted}
+    for _ in range(HAVE_TRIES):
+        await tx.insert_new(list(asked.values()))
+        locked = await tx.lock(gates.QuotaPolicy, sorted(asked))
+        missing = [each for key, each in asked.items() if key not in locked]
+        if not missing:
+            return locked
+        # Another process took the name just now, or has removed the policy.
+        for each in missing:
+            await check_name_free(tx, each)
+    raise RetryExhausted("limits that others remove while they are declared or set")
 
 
 async def check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:

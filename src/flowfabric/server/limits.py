@@ -265,6 +265,15 @@ async def reset_limit(
     return _limit(await session.engine.reset_limit(name, namespace=owner))
 
 
+@routes.delete("/limits/{name:str}", Scope.OPERATE, "Remove a limit that was only set")
+async def remove_limit(
+    name: FromPath[str], session: InSession, namespace: lists.InNamespace = None
+) -> LimitView:
+    """`409` for one that a program declares, or that work is under."""
+    owner = session.caller.own_namespace(namespace)
+    return _limit(await session.engine.remove_limit(name, namespace=owner))
+
+
 @routes.post("/quotas", Scope.OPERATE, "Have a quota policy", **CREATES)
 async def create_quota(data: JSONBody[NewQuota], session: InSession) -> JsonAnswer[wire.Tagged]:
     namespace = session.caller.own_namespace(data.namespace)
