@@ -20,6 +20,7 @@ from typing import Final, Self
 from msgspec import structs
 
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
+from flowfabric.core.ids import ExecutionId
 from flowfabric.engine import unit
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.unit import Swept
@@ -46,6 +47,14 @@ SLOW_PATIENCE_S = 30.0
 Sweep = Callable[[Engine], Awaitable[Swept]]
 
 LEASE_EXPIRY: Final = "lease_expiry"
+TOLD: Final[Mapping[str, str]] = {
+    LEASE_EXPIRY: "its worker went quiet and has lost the lease; another takes over",
+    "attempt_timeout": "the attempt took longer than its timeout",
+    "deadline": "it did not end within its deadline",
+}
+"""What to log of the executions that a reconciler has changed."""
+TOLD_MAX: Final = 20
+"""How many of them have their own line."""
 
 
 SWEEPS: Mapping[str, Sweep] = {
@@ -118,13 +127,15 @@ def due_among(waits: Mapping[str, int]) -> list[str]:
 async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
     acted = 0
     failures: tuple[str, ...] = ()
+    changed: tuple[ExecutionId, ...] = ()
     for _ in range(ROUNDS_MAX):
         swept = await sweep(engine)
         acted += swept.acted
         failures += swept.failures
+        changed = (*changed, *swept.executions)[: TOLD_MAX + 1]
         if not swept.full or swept.acted == 0:
             break
-    return structs.replace(swept, acted=acted, failures=failures)
+    return structs.replace(swept, acted=acted, failures=failures, executions=changed)
 
 
 class Supervisor:
@@ -253,6 +264,8 @@ class Supervisor:
             self._asking_since_s = None
         for failure in swept.failures:
             log.error("reconciler %s: %s", name, failure)
+        if name in TOLD:
+            _tell_of_attempts(TOLD[name], swept)
         return swept
 
     def _sweep_of(self, name: str) -> Sweep:
@@ -261,6 +274,14 @@ class Supervisor:
         waited_s = asyncio.get_running_loop().time() - self._asking_since_s
         waited_ms = int(waited_s * 1_000)
         return partial(Engine.expire_due_leases, waited_ms=waited_ms, only=self._only)
+
+
+def _tell_of_attempts(what: str, swept: Swept) -> None:
+    """A line for each attempt that failed without its worker saying so, up to a few."""
+    for execution_id in swept.executions[:TOLD_MAX]:
+        log.warning("%s: %s", execution_id, what, extra={"execution_id": execution_id})
+    if swept.acted > TOLD_MAX:
+        log.warning("%d more: %s", swept.acted - TOLD_MAX, what)
 
 
 def _tell(error: Exception, what: str) -> None:

@@ -8,6 +8,7 @@ from msgspec import structs
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.bounds import BATCH_MAX, ROUTE_KEEP_MS
 from flowfabric.core.events import ScannerFilter
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.results import AlreadySatisfied, Marked
 from flowfabric.core.states import (
     AttemptLifecycle,
@@ -316,12 +317,21 @@ async def test_a_sweep_takes_the_longest_overdue_first_and_says_whether_there_is
     early = await given.delayed(by_ms=10)
     never = await given.delayed(by_ms=90_000)
     clock.advance(ms=20)
-    assert await engine.promote_due_delays(limit=1) == Swept(acted=1, full=True)
+    assert await engine.promote_due_delays(limit=1) == swept(early, full=True)
     assert await engine.read_execution_state(early) is PublicState.WAITING
-    assert await engine.promote_due_delays(limit=2) == Swept(acted=1, full=False)
+    assert await engine.promote_due_delays(limit=2) == swept(late)
     assert await engine.read_execution_state(late) is PublicState.WAITING
     assert await engine.read_execution_state(never) is PublicState.DELAYED
     assert await engine.promote_due_delays() == Swept(acted=0, full=False)
+
+
+def swept(*changed: str, full: bool = False) -> Swept:
+    ids = tuple(ExecutionId(each) for each in sorted(changed))
+    return Swept(acted=len(ids), full=full, executions=ids)
+
+
+def in_order(found: Swept) -> Swept:
+    return structs.replace(found, executions=tuple(sorted(found.executions)))
 
 
 async def due_in(given: Given, **fields: object) -> dict[str, str]:
@@ -378,10 +388,10 @@ async def test_what_is_left_alone_does_not_fill_the_batch(
 ) -> None:
     for _ in range(3):
         await given.delayed(by_ms=10)
-    await given.delayed(by_ms=20, namespace="shop")
+    due = await given.delayed(by_ms=20, namespace="shop")
     clock.advance(ms=20)
     only = ScannerFilter(namespace="shop")
-    assert await engine.promote_due_delays(limit=1, only=only) == Swept(acted=1, full=True)
+    assert await engine.promote_due_delays(limit=1, only=only) == swept(due, full=True)
     assert await engine.promote_due_delays(limit=1, only=only) == Swept(acted=0, full=False)
 
 
@@ -396,9 +406,9 @@ async def test_each_sweep_does_what_its_single_form_does(
         await given.running(policy=later, ttl_ms=2_001)
     clock.advance(ms=2_000)
     # A limit of one more than are due: what is not due yet must not fill the batch.
-    assert await engine.expire_due_leases(limit=4) == Swept(acted=3, full=False)
-    assert await engine.expire_due_attempts(limit=3) == Swept(acted=2, full=False)
-    assert await engine.expire_due_deadlines(limit=2) == Swept(acted=1, full=False)
+    assert in_order(await engine.expire_due_leases(limit=4)) == swept(*leases)
+    assert in_order(await engine.expire_due_attempts(limit=3)) == swept(*timed)
+    assert await engine.expire_due_deadlines(limit=2) == swept(*doomed)
     found = [(await execution_of(engine, each)) for each in (*leases, *timed, *doomed)]
     assert [each.ownership_state for each in found[:3]] == [
         OwnershipState.LEASE_EXPIRED_RECLAIMABLE

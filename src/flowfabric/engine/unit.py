@@ -101,6 +101,8 @@ class Swept(Struct, frozen=True, kw_only=True):
     """Whether another process holds something that is due."""
     failures: tuple[str, ...] = ()
     """What could not be done, and why; it is tried again later."""
+    executions: tuple[ids.ExecutionId, ...] = ()
+    """Those that changed, where a sweep decides about single executions."""
 
 
 def _has_acted(answer: object) -> bool:
@@ -330,8 +332,14 @@ class Shell(KnowsRoutes):
             )
             asks = [Ask(execution_id, decide) for execution_id in dict.fromkeys(found)]
             outcomes = await self.decide_in(tx, asks)
-            acted = (count(each) for each in outcomes if not isinstance(each, FlowFabricError))
-            return Swept(acted=sum(acted), full=len(found) == limit)
+            acted = {
+                ask.execution_id: count(each)
+                for ask, each in zip(asks, outcomes, strict=True)
+                if not isinstance(each, FlowFabricError)
+            }
+            changed = tuple(each for each, times in acted.items() if times)
+            full = len(found) == limit
+            return Swept(acted=sum(acted.values()), full=full, executions=changed)
 
         return await self.store.transact(body)
 

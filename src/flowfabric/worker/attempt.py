@@ -22,7 +22,7 @@ import msgspec
 from flowfabric import errors
 from flowfabric.core.bounds import TEXT_BYTES_MAX
 from flowfabric.core.checks import ENCODED, JSON, shorten
-from flowfabric.core.policies import ATTEMPT_TIMEOUT
+from flowfabric.core.policies import ATTEMPT_TIMEOUT, span
 from flowfabric.core.records import FailedStep, TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied, Completed
 from flowfabric.core.states import FailureClass
@@ -319,6 +319,10 @@ class RunningAttempt:
                 # Nobody told it to stop: it cancelled itself, which is a failure like another.
                 step = blamed(self.lease, error)
                 why = "handler raised CancelledError"
+                log.warning(
+                    "handler failed: CancelledError: nobody told it to stop",
+                    extra=self.lease.log_fields,
+                )
                 return await self._after_steps(
                     self._failure(why, FailureClass.TRANSIENT, step=step)
                 )
@@ -472,6 +476,12 @@ class RunningAttempt:
         engine, handle = self._shared.engine, self.lease.handle
         match self.stopping:
             case Stop.TIMEOUT:
+                ran_ms = round((time.monotonic() - self.started_s) * 1_000)
+                log.warning(
+                    "handler failed: it ran for %s, longer than its timeout",
+                    span(ran_ms),
+                    extra=self.lease.log_fields,
+                )
                 return partial(expire, engine, self.lease)
             case Stop.DRAIN:
                 return lambda: self._shared.reports.returns.add(handle)
