@@ -104,9 +104,11 @@ def test_a_url_of_an_unknown_kind_is_bad_usage() -> None:
 
 
 def test_an_unreachable_database_is_unavailable() -> None:
-    ran = run("ls", "--url", "postgresql://nobody@127.0.0.1:1/nothing")
+    ran = run("ls", "--url", "postgresql://nobody:secret@127.0.0.1:1/nothing")
     assert ran.status == 5
     assert ran.err.startswith("Error: ")
+    assert "cannot be reached: 127.0.0.1:1: " in ran.err
+    assert "secret" not in ran.err
     assert len(ran.err.splitlines()) == 1
 
 

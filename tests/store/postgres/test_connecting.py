@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
 
+from flowfabric.errors import Transport
+from flowfabric.outages import statements_within
 from flowfabric.store.base import Reader, Store
 from flowfabric.store.postgres.driver import connect, know_arrays
 from flowfabric.store.postgres.pool import Connections
@@ -103,3 +106,28 @@ async def test_the_longest_statements_are_prepared_once(postgres_database: str) 
     finally:
         await connections.close()
     assert prepared == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "named"),
+    [
+        pytest.param("127.0.0.1:9", "127.0.0.1:9", id="refused"),
+        pytest.param("nowhere.invalid", "nowhere.invalid:5432", id="unknown, at the usual port"),
+    ],
+)
+async def test_who_cannot_connect_is_told_where_and_never_the_password(
+    address: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGPORT", raising=False)
+    store = open_store(f"postgresql://user:secret@{address}/shop")
+    with pytest.raises(Transport, match=rf"^transport \(postgres\): {named}: ") as raised:
+        await store.open()
+    assert "secret" not in str(raised.value)
+
+
+async def test_who_gets_no_answer_is_told_from_where(network: Network, store: Store) -> None:
+    network.swallow(new_too=True)
+    with statements_within(0.1), pytest.raises(Transport) as raised:
+        await store.ping()
+    server = f"127.0.0.1:{urlsplit(network.url).port}"
+    assert str(raised.value).startswith(f"transport (postgres): {server} gave no answer in time")

@@ -253,8 +253,8 @@ def in_words(error: BaseException) -> str:
     return said if meaning is None else f"{meaning} ({said})"
 
 
-def translate(error: Exception) -> Exception:
-    """The error of ours that a driver's error stands for."""
+def translate(error: Exception, server: str) -> Exception:
+    """The error of ours that a driver's error stands for; it names a server that is not reached."""
     state = sqlstate(error)
     detail = in_words(error)
     if state == _UNIQUE_VIOLATION:
@@ -274,10 +274,11 @@ def translate(error: Exception) -> Exception:
         return Transport(BACKEND, detail, kind=BackendErrorKind.PROTOCOL)
     unsure = _UNANSWERED in getattr(error, "__notes__", ())
     if isinstance(error, TimeoutError):
-        timed_out = "no answer in time" if unsure else "no answer in time; nothing was changed"
+        changed = "" if unsure else "; nothing was changed"
+        timed_out = f"{server} gave no answer in time{changed}"
         kind = BackendErrorKind.TIMEOUT
         return Transport(BACKEND, timed_out, kind=kind, may_have_happened=unsure)
     if connection_lost(error):
-        kind = BackendErrorKind.TRANSPORT
-        return Transport(BACKEND, detail, kind=kind, may_have_happened=unsure)
+        kind, lost = BackendErrorKind.TRANSPORT, f"{server}: {detail}"
+        return Transport(BACKEND, lost, kind=kind, may_have_happened=unsure)
     return Transport(BACKEND, detail, kind=BackendErrorKind.OTHER)

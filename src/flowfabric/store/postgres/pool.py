@@ -11,6 +11,7 @@ one: they went the same way. The kernel is told to give up early as well.
 """
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -49,6 +50,7 @@ GROW_AFTER_S: Final = 0.005
 IDLE_LIFETIME_S: Final = 300.0
 """What stands between us and the server may have forgotten one that lay idle for longer."""
 STATEMENT_CACHE_SIZE: Final = 500
+DEFAULT_PORT: Final = 5432
 
 SEARCH_PATH: Final = f"{SCHEMA}, public"
 
@@ -157,8 +159,8 @@ class Connections:
     ) -> None:
         self.pool_max = pool_max
         self.behind_pooler = statement_cache_size == 0
-        self.database = _named(url)
-        """What people know it by, without the password."""
+        self.server, self.database = _named(url)
+        """Where it listens, and what people know the database by; without the password."""
         self.on_suspicion: Callable[[], None] | None = None
         """Called when a statement has timed out: the network may swallow packets."""
         self._url = url
@@ -481,13 +483,15 @@ def _readable_url() -> Iterator[None]:
         ) from None
 
 
-def _named(url: str) -> str:
+def _named(url: str) -> tuple[str, str]:
+    """The server, with its port, and the database on it."""
     try:
         parts = urlsplit(url)
-        server = f"{parts.hostname or 'the local server'}{f':{parts.port}' if parts.port else ''}"
+        port = parts.port or os.environ.get("PGPORT") or DEFAULT_PORT
     except ValueError:
-        return "postgres"
-    return f"the database {parts.path.removeprefix('/')} at {server}"
+        return "the server", "postgres"
+    server = f"{parts.hostname}:{port}" if parts.hostname else "the local server"
+    return server, f"the database {parts.path.removeprefix('/')} at {server}"
 
 
 def _literal(value: str) -> str:

@@ -393,13 +393,13 @@ class PostgresStore:
                 failure = stale.__cause__
                 assert isinstance(failure, Exception)
                 if tries_left == 0:
-                    raise driver.translate(failure) from failure
+                    raise driver.translate(failure, self._connections.server) from failure
                 self._connections.distrust()
             except driver.DRIVER_ERRORS as error:
                 if driver.demoted(error):
                     self._connections.distrust()
                 if not driver.collided(error):
-                    raise driver.translate(error) from error
+                    raise driver.translate(error, self._connections.server) from error
                 if tries_left == 0:
                     raise RetryExhausted(f"gave up after {TRIES_MAX} tries: {error}") from error
             await asyncio.sleep(_backoff_s(TRIES_MAX - 1 - tries_left))
@@ -411,7 +411,7 @@ class PostgresStore:
             try:
                 yield
             except driver.DRIVER_ERRORS as error:
-                raise driver.translate(error) from error
+                raise driver.translate(error, self._connections.server) from error
 
     async def _event_writers(self) -> frozenset[str]:
         async def once() -> frozenset[str]:
