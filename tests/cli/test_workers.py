@@ -1,8 +1,12 @@
 """`workers` and the counts of `lanes list`."""
 
-from flowfabric import Engine
+import asyncio
+import itertools
+
+from flowfabric import App, Engine
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.creation import NewExecution
+from tests.apps import ASK_AGAIN_S, PATIENCE_S, working
 from tests.cli.command import run
 
 TTL_MS = 60_000
@@ -55,6 +59,23 @@ async def test_a_dead_worker_gives_back_what_it_had(engine: Engine, url: str) ->
     assert registered.split()[-1] == "registered"
     kinds = [each["event_kind"] for each in run("workers", "events", "--json", url=url).documents]
     assert kinds == ["marked_dead", "registered"]
+
+
+async def test_a_worker_that_stopped_in_order_is_not_called_dead(url: str) -> None:
+    async with App(url) as app:
+
+        @app.task
+        def work() -> None: ...
+
+        async with working(app):
+            async with asyncio.timeout(PATIENCE_S):
+                for _ in itertools.count():
+                    if (await app.engine.list_workers(limit=1)).workers:
+                        break
+                    await asyncio.sleep(ASK_AGAIN_S)
+    _, gone, came = run("workers", "events", url=url).lines
+    assert gone.split()[-2:] == ["w-1", "stopped"]
+    assert came.split()[-2:] == ["w-1", "registered"]
 
 
 async def test_leases_may_be_left_to_a_worker(engine: Engine, url: str) -> None:

@@ -10,6 +10,8 @@ from msgspec import structs
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
 from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.workers import (
+    EVERYWHERE,
+    STOPPED,
     LaneShares,
     LaneWeights,
     Need,
@@ -18,6 +20,8 @@ from flowfabric.core.workers import (
     Refreshed,
     Registered,
     RegisteredWorker,
+    WorkerEvent,
+    WorkerEventKind,
     check_dead_reason,
     check_liveness,
     decide_heartbeat,
@@ -187,3 +191,27 @@ def test_a_process_outlives_a_lease_if_it_is_heard_of_afterwards(
 ) -> None:
     worker = structs.replace(registered(), running_since_ms=since_ms, last_heartbeat_ms=heard_ms)
     assert outlived(worker, 20, 30) is lives
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "words"),
+    [
+        (WorkerEventKind.REGISTERED, "", ("registered", "")),
+        (WorkerEventKind.MARKED_DEAD, "host lost", ("marked dead", "host lost")),
+        (WorkerEventKind.MARKED_DEAD, STOPPED, ("stopped", "")),
+        (WorkerEventKind.TTL_SWEPT, "", ("went quiet", "")),
+    ],
+)
+def test_events_say_in_words_what_happened_to_a_worker(
+    kind: WorkerEventKind, reason: str, words: tuple[str, str]
+) -> None:
+    event = WorkerEvent(
+        event_id="1",
+        namespace=EVERYWHERE,
+        worker_instance_id=WorkerInstanceId("w-1"),
+        worker_id=WorkerId("w"),
+        event_kind=kind,
+        event_at_ms=1,
+        reason=reason,
+    )
+    assert event.words == words

@@ -78,8 +78,8 @@ async def worker_events(engine: Engine, target: options.Target, limit: int) -> N
 
 
 def _event_row(event: WorkerEvent, now_ms: int) -> tuple[str, ...]:
-    what = event.event_kind.replace("_", " ")
-    return screen.ago(event.event_at_ms, now_ms), event.worker_instance_id, what, event.reason
+    what, why = event.words
+    return screen.ago(event.event_at_ms, now_ms), event.worker_instance_id, what, why
 
 
 @workers.command("dead")

@@ -10,7 +10,7 @@ no worker could run it.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 from msgspec import Struct, structs
@@ -56,6 +56,10 @@ class WorkerEventKind(StrEnum):
     TTL_SWEPT = "ttl_swept"
 
 
+STOPPED: Final = "stopped"
+"""The reason a worker gives when it withdraws, since nobody else says so of it."""
+
+
 class WorkerEvent(Record, frozen=True, kw_only=True):
     """What has happened to a worker, kept as long as other events."""
 
@@ -71,6 +75,17 @@ class WorkerEvent(Record, frozen=True, kw_only=True):
     event_kind: WorkerEventKind
     event_at_ms: int
     reason: str
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """What happened and why, for people."""
+        match self.event_kind:
+            case WorkerEventKind.MARKED_DEAD if self.reason == STOPPED:
+                return "stopped", ""
+            case WorkerEventKind.TTL_SWEPT:
+                return "went quiet", self.reason
+            case WorkerEventKind.REGISTERED | WorkerEventKind.MARKED_DEAD:
+                return self.event_kind.replace("_", " "), self.reason
 
 
 class Registered(Struct, frozen=True, kw_only=True, tag=True):

@@ -28,7 +28,7 @@ from flowfabric.core.bounds import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_
 from flowfabric.core.checks import check_bool, check_int, check_offered
 from flowfabric.core.ids import ExecutionId, parse_worker_id, uuid_of
 from flowfabric.core.policies import Duration, duration_ms
-from flowfabric.core.workers import LaneShares, LaneWeights, Refreshed
+from flowfabric.core.workers import STOPPED, LaneShares, LaneWeights, Refreshed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics
 from flowfabric.engine.unit import LOST_TOPIC
@@ -205,7 +205,7 @@ async def announce(
                 await engine.mark_worker_dead(
                     settings.worker_instance_id,
                     namespace=namespace,
-                    reason="stopped",
+                    reason=STOPPED,
                     revoke_leases=False,
                 )
 
