@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from pathlib import Path
 
 from flowfabric import App, Engine
 from flowfabric.core.bounds import PAGE_MAX
@@ -43,6 +44,38 @@ async def test_a_list_shows_what_workers_serve_and_have_in_hand(engine: Engine, 
     ]
     only = run("workers", "list", "--namespace", "bank", "--json", url=url).documents
     assert [each["worker_instance_id"] for each in only] == ["w-1"]
+
+
+PROGRAM = """
+from flowfabric import App
+
+app = App("{url}")
+
+@app.task(capabilities=["cuda", "gpu"])
+def render() -> None: ...
+
+@app.task
+def send() -> None: ...
+"""
+
+
+async def test_tasks_that_a_worker_lacks_capabilities_for_are_marked(
+    engine: Engine, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop.py").write_text(PROGRAM.format(url=url))
+    for name, capabilities in (("w-1", ["cuda"]), ("w-2", ["cuda", "gpu"])):
+        await engine.register_worker(
+            ["default"],
+            worker_id="pool",
+            worker_instance_id=name,
+            liveness_ttl_ms=TTL_MS,
+            kinds=["render", "send"],
+            capabilities=capabilities,
+        )
+    listed = run("workers", "list", "--app", "shop:app", cwd=tmp_path).lines
+    assert "render (lacks gpu), send" in listed[1]
+    assert "render, send" in listed[2]
+    assert "render, send" in run("workers", "list", url=url).lines[1]
 
 
 async def test_a_dead_worker_gives_back_what_it_had(engine: Engine, url: str) -> None:

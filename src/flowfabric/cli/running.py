@@ -24,13 +24,13 @@ from rich.text import Text
 from flowfabric.app import MEMORY_URL, App
 from flowfabric.cli import options, screen
 from flowfabric.cli.options import APP_VARIABLE, find_app, parts_of
+from flowfabric.cli.workers import lacking
 from flowfabric.connection import migrate
 from flowfabric.core.checks import visible_json
 from flowfabric.errors import InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import waited_out
 from flowfabric.store.urls import redact
-from flowfabric.task import Task
 from flowfabric.terminal import Console, Indented, open_console
 from flowfabric.worker.health import HealthPort
 from flowfabric.worker.worker import WorkerSettings
@@ -553,7 +553,9 @@ def greet(reference: str, app: App, settings: WorkerSettings, processes: int = 1
         if isinstance(lanes, Mapping)
         else list(lanes)
     )
-    runs = (name for name, task in sorted(app.tasks.items()) if not _lacks(task, settings))
+    runs = (
+        name for name, task in sorted(app.tasks.items()) if not lacking(task, settings.capabilities)
+    )
     pairs = [
         ("app", reference),
         ("database", redact(app.url)),
@@ -576,9 +578,5 @@ def not_run(app: App, settings: WorkerSettings) -> list[str]:
     return [
         f"{name} (needs {' '.join(f'--capability {each}' for each in lacks)})"
         for name, task in sorted(app.tasks.items())
-        if (lacks := _lacks(task, settings))
+        if (lacks := lacking(task, settings.capabilities))
     ]
-
-
-def _lacks(task: Task[..., object], settings: WorkerSettings) -> list[str]:
-    return sorted(set(task.settings.capabilities) - set(settings.capabilities))

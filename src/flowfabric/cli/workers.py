@@ -1,7 +1,10 @@
 """`workers`: list them, see what happened to them, declare one dead."""
 
+from collections.abc import Collection
+
 import click
 
+from flowfabric.app import App
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right, whole
 from flowfabric.core.bounds import PAGE_MAX
@@ -9,6 +12,7 @@ from flowfabric.core.workers import WorkerDead, WorkerEntry, WorkerEvent
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
 from flowfabric.errors import NotFound
+from flowfabric.task import Task
 
 
 @click.group("workers")
@@ -20,7 +24,12 @@ def workers() -> None:
 @click.option("--all", "everybody", is_flag=True, help="Also those that have been silent too long.")
 @options.on_engine("any")
 async def list_workers(engine: Engine, target: options.Target, everybody: bool) -> None:
-    """List workers: what each serves, what it has in hand. With --json: one per line."""
+    """List workers: what each serves, what it has in hand. With --json: one per line.
+
+    A worker has the code of its tasks, but does not run those whose capabilities it lacks: these
+    are marked if --app names the program.
+    """
+    program = None if target.app is None else options.find_app(target.app)
     found = await every_worker(engine, target.scope(), include_expired=everybody)
     now_ms = await engine.server_time_ms()
     # Show capabilities and namespaces only if some worker has them.
@@ -39,7 +48,7 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
         (
             worker.worker_instance_id,
             ", ".join(worker.lanes),
-            "all" if worker.kinds is None else ", ".join(worker.kinds),
+            _tasks(worker, program),
             *([", ".join(worker.capabilities)] if offers else []),
             *([worker.namespace or "all"] if apart else []),
             str(worker.held_leases),
@@ -49,6 +58,23 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
     ]
     nothing = "No worker is there: flowfabric worker module:app"
     screen.show(found, columns, rows, as_json=target.json, nothing=nothing)
+
+
+def _tasks(worker: WorkerEntry, program: App | None) -> str:
+    """The tasks it has the code of, and what it lacks to run them, as far as that is known."""
+    if worker.kinds is None:
+        return "all"
+    shown: list[str] = []
+    for kind in worker.kinds:
+        task = None if program is None else program.tasks.get(kind)
+        lacks = [] if task is None else lacking(task, worker.capabilities)
+        shown.append(f"{kind} (lacks {', '.join(lacks)})" if lacks else kind)
+    return ", ".join(shown)
+
+
+def lacking(task: Task[..., object], offered: Collection[str]) -> list[str]:
+    """The capabilities of a task that a worker does not offer."""
+    return sorted(set(task.settings.capabilities) - set(offered))
 
 
 async def every_worker(
