@@ -8,6 +8,7 @@ from flowfabric.core import gates
 from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.schedules import ScheduleDefinition
+from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep
 from flowfabric.engine.steps import StepReport
 from tests.conformance.given import UNKNOWN_ID, Given
@@ -228,3 +229,68 @@ async def test_who_came_and_went_is_told(
     events = (await http.get("/v1/workers/events", params={"limit": 2})).json()["events"]
 
     assert [each["event_kind"] for each in events] == ["registered"] * 2
+
+
+OURS = {
+    "/v1/executions": "cursor, limit, state, lane, kind, namespace, tag",
+    "/v1/flows": "namespace",
+    "/v1/schedules": "namespace, cursor, limit",
+    "/v1/limits": "namespace, cursor, limit",
+    "/v1/budgets": "namespace, cursor, limit",
+    "/v1/workers": "namespace",
+    "/v1/workers/events": "worker_instance_id",
+    "/v1/inbox": "namespace",
+    "/v1/events": "category, execution_id, kind, tag",
+    "/v1/tokens": "cursor",
+    "/v1/executions/{id}/steps": "cursor, limit",
+    "/v1/executions/{id}/attempts": "cursor, limit",
+    "/v1/executions/{id}/children": "cursor, limit",
+}
+"""Lists of ours, with some of the parameters that each has."""
+
+
+@pytest.mark.parametrize("path", OURS)
+async def test_a_filter_that_is_not_there_is_refused_with_those_there_are(
+    http: httpx.AsyncClient, given: Given, path: str
+) -> None:
+    execution_id = await given.waiting()
+    url = path.replace("{id}", execution_id)
+    refused = await http.get(url, params={"lnae": "gpu"})
+    assert (refused.status_code, refused.json()["field"]) == (400, "lnae")
+    start, _, known = refused.json()["error"].partition("; there are ")
+    assert start == "lnae: is no parameter"
+    assert set(OURS[path].split(", ")) <= set(known.split(", "))
+
+
+async def test_a_parameter_of_what_has_none_is_refused(
+    http: httpx.AsyncClient, engine: Engine
+) -> None:
+    await engine.set_limit("mail", active_concurrency_cap=1)
+    refused = await http.delete("/v1/limits/mail", params={"namespce": "shop"})
+    assert refused.json()["error"] == "namespce: is no parameter; there are namespace"
+    assert (await engine.read_limit("mail")).active_concurrency_cap == 1
+    refused = await http.get("/v1/deployment", params={"a": "b"})
+    assert refused.json()["error"] == "a: is no parameter; there are none"
+
+
+async def test_the_routes_of_the_reference_ignore_what_they_do_not_know(
+    http: httpx.AsyncClient, given: Given
+) -> None:
+    execution_id = await given.waiting()
+    for path in (
+        "/v1/executions?partition=1&page=2",
+        f"/v1/executions/{execution_id}?a=b",
+        f"/v1/executions/{execution_id}/state?a=b",
+        f"/v1/executions/{execution_id}/pending-waitpoints?a=b",
+    ):
+        assert (await http.get(path)).status_code == 200
+
+
+async def test_a_state_that_is_none_is_refused_with_those_there_are(
+    http: httpx.AsyncClient,
+) -> None:
+    refused = await http.get("/v1/executions", params={"state": "broken"})
+    assert (refused.status_code, refused.json()["error"]) == (
+        400,
+        f"state: Invalid enum value 'broken'; must be among {', '.join(PublicState)}",
+    )

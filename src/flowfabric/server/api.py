@@ -64,7 +64,7 @@ from flowfabric.server.problems import (
     on_refusal,
     refuse,
 )
-from flowfabric.server.routing import Routes
+from flowfabric.server.routing import QUERIES, Routes, check_queries
 from flowfabric.submission import Submissions
 from flowfabric.version import __version__
 
@@ -431,6 +431,7 @@ async def provide_session(request: AnyRequest) -> Session:
         if caller is ANYBODY:
             access.check_page(request.headers.get("host", ""), request.headers.get("origin"))
     request.scope["state"]["caller"] = caller.name
+    check_queries(request.route_handler.opt.get(QUERIES), request.query_params)
     engine = state.engine
     if caller.namespace is not None:
         engine = ConfinedEngine(engine, caller.namespace, state.namespaces)

@@ -7,7 +7,7 @@ clients of the reference's server, which has fewer kinds, and none for requests 
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.core.checks import visible
+from flowfabric.core.states import PublicState
 from flowfabric.errors import FlowFabricError
 from flowfabric.outages import level_of
 
@@ -36,6 +37,8 @@ _BY_STATUS: Final = {
     413: "payload_too_large",
     415: "unsupported_media_type",
 }
+_CHOICES: Final[Mapping[str, Iterable[str]]] = {"state": tuple(PublicState)}
+"""What parameters that take names of ours may be."""
 _ALIASES: Final = {
     "states": "state",
     "from_cursor": "from",
@@ -256,6 +259,8 @@ def _unreadable(error: BaseException) -> Response[Problem]:
         return respond(422, misshapen(text, within))
     name = place.partition("[")[0]
     name = _ALIASES.get(name, name)
+    if name in _CHOICES and "enum" in text:
+        text = f"{text}; must be among {', '.join(_CHOICES[name])}"
     return respond(400, Problem(error=f"{name}: {text}", code="invalid_input", field=name))
 
 

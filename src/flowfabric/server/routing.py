@@ -1,8 +1,14 @@
-"""Routes as this server declares them: each names its scope, and may answer with any problem."""
+"""Routes as this server declares them: each names its scope, and may answer with any problem.
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+Our own routes refuse parameters that they do not have: a mistyped filter would list everything.
+Those of the reference ignore them, as the reference does, and so does its list of one partition.
+"""
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial, wraps
-from typing import Final, TypedDict, TypeVar, Unpack
+from typing import Final, TypedDict, TypeVar, Unpack, get_args
 
 import litestar
 import msgspec
@@ -10,15 +16,88 @@ from litestar import Response, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import ResponseSpec
 from litestar.openapi.spec import Operation
+from litestar.params import QueryParameter
 from litestar.types import Serializer
 from msgspec import Struct
 
+from flowfabric.core.checks import visible
 from flowfabric.core.tokens import Scope
 from flowfabric.server import wire
 from flowfabric.server.access import Session
-from flowfabric.server.problems import Problem
+from flowfabric.server.problems import Problem, refuse
 
 T = TypeVar("T")
+
+QUERIES: Final = "queries"
+"""The option of a route that names its parameters; without it, others are ignored."""
+_EXECUTION: Final = "/v1/executions/{}"
+_FLOW: Final = "/v1/flows/{}"
+_BUDGET: Final = "/v1/budgets/{}"
+REFERENCE: Final = frozenset(
+    {
+        "post /v1/executions",
+        *(
+            f"get {_EXECUTION}{rest}"
+            for rest in (
+                "",
+                "/state",
+                "/pending-waitpoints",
+                "/waitpoints/{}/token",
+                "/result",
+                "/attempts/{}/stream",
+                "/attempts/{}/stream/tail",
+            )
+        ),
+        *(
+            f"post {_EXECUTION}/{verb}"
+            for verb in ("cancel", "signal", "replay", "revoke-lease", "reclaim")
+        ),
+        f"put {_EXECUTION}/priority",
+        "post /v1/workers/{}/claim",
+        "post /v1/flows",
+        *(f"post {_FLOW}/{rest}" for rest in ("members", "cancel", "edges", "edges/apply")),
+        "post /v1/budgets",
+        f"get {_BUDGET}",
+        *(f"post {_BUDGET}/{rest}" for rest in ("usage", "reset")),
+        "post /v1/quotas",
+        "post /v1/admin/rotate-waitpoint-secret",
+    }
+)
+"""The routes that the reference has, too."""
+
+
+MIXED: Final = {"get /v1/executions": "partition"}
+"""Routes of ours that are the reference's if they are given this parameter."""
+
+
+class Queries(Struct, frozen=True):
+    """The parameters of a route of ours."""
+
+    names: tuple[str, ...]
+    reference: str | None = None
+    """With this one, it is a route of the reference."""
+
+
+def check_queries(known: object, given: Collection[str]) -> None:
+    """Refuse parameters that a route of ours does not have."""
+    if not isinstance(known, Queries) or known.reference in given:
+        return
+    for name in given:
+        if name not in known.names:
+            there_are = f"there are {', '.join(known.names)}" if known.names else "there are none"
+            message = f"{visible(name)}: is no parameter; {there_are}"
+            raise refuse(400, "invalid_input", message, field=visible(name))
+
+
+def _queries(handler: Callable[..., object]) -> tuple[str, ...]:
+    """The names of a handler's parameters in the query."""
+    parameters = inspect.signature(handler, eval_str=True).parameters
+    return tuple(
+        each.name or name
+        for name, parameter in parameters.items()
+        for each in get_args(parameter.annotation)[1:]
+        if isinstance(each, QueryParameter)
+    )
 
 
 class JsonAnswer(Response[T]):
@@ -118,11 +197,20 @@ class Routes:
     ) -> Callable[[Handler], HTTPRouteHandler]:
         def declare(handler: Handler) -> HTTPRouteHandler:
             usual: Successes = {"status_code": 200, "responses": PROBLEMS}
-            declared = method(path, summary=summary, **{**usual, **options})
+            opt = {**options.pop("opt", {})}
+            label = self._label(method, path)
+            if label not in REFERENCE:
+                opt[QUERIES] = Queries(_queries(handler), MIXED.get(label))
+            declared = method(path, summary=summary, opt=opt, **{**usual, **options})
             self._handlers.append(declared(handler if scope is None else _scoped(handler, scope)))
             return self._handlers[-1]
 
         return declare
+
+    def _label(self, method: Method, path: str | list[str]) -> str:
+        paths = [path] if isinstance(path, str) else path
+        template = re.sub(r"\{[^}]*\}", "{}", f"{self._path}{paths[0]}").rstrip("/")
+        return f"{method.__name__} {template}"
 
 
 def _scoped(handler: Handler, scope: Scope) -> Handler:
