@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric import feed
-from flowfabric.budgets import AppBudgets, refuse_breach
+from flowfabric.budgets import AppBudgets, refuse_breach, warn_of_lookalikes
 from flowfabric.connection import Opened
 from flowfabric.core.budgets import Amounts
 from flowfabric.core.policies import Duration
@@ -355,4 +355,6 @@ class BlockingBudgets(BlockingPart[AppBudgets]):
         acting = self._blocking.acting
         usage = Usage(budget_id=name, amounts=amounts, namespace=acting.namespace, dedup_key=key)
         answers = acting.sending(connection, lambda opened: opened.engine.post_to_budgets([usage]))
-        refuse_breach(name, usage_answer(answers), amounts)
+        outcome = usage_answer(answers)
+        refuse_breach(name, outcome, amounts)
+        warn_of_lookalikes(acting.namespace, name, outcome)

@@ -9,17 +9,27 @@ crash; see `worker.budgets`.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from flowfabric.batching import GroupCommit
 from flowfabric.core import budgets as rules
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
-from flowfabric.core.budgets import Amounts, HardBreach, UsageAlreadyApplied
+from flowfabric.core.budgets import (
+    Amounts,
+    HardBreach,
+    Reserved,
+    UsageAlreadyApplied,
+    UsageCounted,
+)
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.engine.budgets import BudgetStatus, usage_answer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest, Usage
 from flowfabric.errors import BudgetExceeded, InvalidInput
+from flowfabric.logs import open_log
 from flowfabric.parts import AppPart
+
+log = open_log(__name__)
 
 Posts = GroupCommit[BudgetRequest, BudgetOutcome]
 LimitAmounts = Mapping[str, int | None]
@@ -127,6 +137,7 @@ class AppBudgets(AppPart):
         else:
             outcome = usage_answer([await self._posting(engine).add(usage)])
         refuse_breach(name, outcome, amounts)
+        warn_of_lookalikes(self._namespace(), name, outcome)
 
     def _posting(self, engine: Engine) -> Posts:
         """One group per engine: it belongs to the event loop that the engine was opened on."""
@@ -148,6 +159,27 @@ def refuse_breach(name: str, outcome: BudgetOutcome, amounts: Amounts) -> None:
             reserved=outcome.reserved,
             limit=outcome.hard_limit,
         )
+
+
+def warn_of_lookalikes(namespace: str, name: str, outcome: BudgetOutcome) -> None:
+    """Log that a dimension without a limit looks like a limited one, once per process."""
+    for sentence in lookalikes(name, outcome):
+        _warn_once(namespace, sentence)
+
+
+def lookalikes(name: str, outcome: BudgetOutcome) -> list[str]:
+    """What to tell of dimensions that may be mistyped."""
+    if not isinstance(outcome, UsageCounted | Reserved):
+        return []
+    return [
+        f"budget {name} counts {strange} and has no limit on it; did you mean {known}?"
+        for strange, known in outcome.lookalikes.items()
+    ]
+
+
+@lru_cache(maxsize=1_000)
+def _warn_once(namespace: str, sentence: str) -> None:
+    log.warning("%s (namespace %s)", sentence, namespace)
 
 
 def limit_amounts(field: str, given: object) -> dict[str, int]:

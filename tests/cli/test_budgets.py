@@ -71,6 +71,15 @@ def test_a_budget_above_its_soft_limit_is_shown_unless_that_is_allowed(tmp_path:
     assert run("budgets", "show", "team", url=url, COLUMNS="120").lines[1].split()[-1] == "open"
 
 
+def test_a_dimension_that_looks_mistyped_is_told(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert run("migrate", url=url).status == 0
+    assert run("budgets", "create", "team", "--hard", "tokens=9", url=url).status == 0
+    ran = run("budgets", "report", "team", "tokns=1", "pages=1", url=url)
+    assert ran.status == 0
+    assert ran.err == "budget team counts tokns and has no limit on it; did you mean tokens?\n"
+
+
 def test_terms_are_named_as_they_are_documented(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     assert run("migrate", url=url).status == 0

@@ -269,6 +269,32 @@ async def test_a_worker_says_once_that_a_budget_was_never_created(
     ]
 
 
+async def test_a_dimension_that_looks_mistyped_is_told_once(
+    waiting_app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, name = waiting_app, f"team-{uuid.uuid4()}"
+
+    @app.task
+    async def call_model(ctx: Context) -> None:
+        async with ctx.reserve(name, tokns=10, pages=1):
+            pass
+        await ctx.report_usage(name, tokens=1, pages=1)
+
+    async with app, working(app):
+        await app.budgets.create(name, hard={"tokens": 100})
+        for _ in range(2):
+            await (await app.submit(call_model)).result(timeout="20s")
+        for _ in range(2):
+            await app.budgets.report(name, {"tokenss": 1})
+        app.blocking.budgets.report(name, {"toekns": 1})
+    said = [each.getMessage() for each in caplog.records if name in each.getMessage()]
+    assert said == [
+        f"budget {name} counts {strange} and has no limit on it; did you mean tokens?"
+        " (namespace default)"
+        for strange in ("tokns", "tokenss", "toekns")
+    ]
+
+
 async def test_a_limit_of_nothing_is_refused_and_none_takes_it_away(waiting_app: App) -> None:
     async with waiting_app as app:
         refused = r"\[tokens\]: must be 1 or more, or None for no limit"

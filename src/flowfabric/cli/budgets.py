@@ -10,7 +10,7 @@ import msgspec
 from msgspec import structs
 from rich.text import Text
 
-from flowfabric.budgets import refuse_breach
+from flowfabric.budgets import lookalikes, refuse_breach
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
@@ -214,6 +214,8 @@ async def report_usage(
         namespace=target.own_namespace(),
     )
     refuse_breach(budget, outcome, dict(amounts))
+    for sentence in lookalikes(budget, outcome):
+        screen.err().print(Text(sentence, style="yellow"))
     await _show(engine, target, [await _status(engine, target, budget)])
 
 

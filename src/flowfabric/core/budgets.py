@@ -13,7 +13,9 @@ given back. Reservations outlive it, since the work they are for does.
 """
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, ClassVar, Final, Generic, TypeVar
 
 import msgspec
@@ -35,6 +37,10 @@ RESERVATION_CHECK_MS: Final = 60_000
 """When a reservation is looked at whose lease does not say."""
 WAITING_CHECK_MS: Final = 2_000
 """How long an attempt counts as waiting that found no room, until it is looked at."""
+
+LOOKALIKE_RATIO: Final = 0.82
+"""How alike two names look by difflib: more than `input_tokens` and `output_tokens` do."""
+NO_LOOKALIKES: Final[dict[str, str]] = {}
 
 Amounts = Mapping[str, int]
 NOTHING: Final[Amounts] = {}
@@ -193,11 +199,13 @@ class BudgetReservation(Record, frozen=True, kw_only=True):
 # What reports are told ------------------------------------------------------
 
 
-class UsageCounted(Struct, frozen=True, kw_only=True, tag="Ok"):
+class UsageCounted(Struct, frozen=True, kw_only=True, tag="Ok", omit_defaults=True):
     """It was counted, within all limits."""
 
     undeclared: bool = False
     """Nobody has created the budget: it counts, and limits nothing."""
+    lookalikes: Mapping[str, str] = {}
+    """Dimensions that have no limit, with the one of nearly the same name that has."""
 
 
 class SoftBreach(Struct, frozen=True, kw_only=True, tag="SoftBreach"):
@@ -230,10 +238,11 @@ class UsageAlreadyApplied(Struct, frozen=True, kw_only=True, tag="AlreadyApplied
     """`HardBreach`: a reservation was settled with more than there was room for."""
 
 
-class Reserved(Struct, frozen=True, kw_only=True, tag="Reserved"):
+class Reserved(Struct, frozen=True, kw_only=True, tag="Reserved", omit_defaults=True):
     """The amount is held until it is settled or the lease ends."""
 
     undeclared: bool = False
+    lookalikes: Mapping[str, str] = {}
 
 
 UsageOutcome = UsageCounted | SoftBreach | HardBreach | UsageAlreadyApplied
@@ -460,7 +469,9 @@ def reserve(
             return Posting(structs.replace(account, wanted=least), over)
         return Posting(_breached(account, over, now_ms), over)
     reserved = plus(without.reserved, amounts)
-    answer = Reserved(undeclared=not account.budget.declared)
+    answer = Reserved(
+        undeclared=not account.budget.declared, lookalikes=_lookalikes(account, amounts)
+    )
     return Posting(structs.replace(account, reserved=reserved), answer)
 
 
@@ -623,7 +634,30 @@ def _judged(counted: Account, amounts: Amounts) -> Posting[Counted | HardBreach]
                 break
             answer = SoftBreach(dimension=name, current_usage=usage, soft_limit=limit)
             return Posting(counted, answer)
-    return Posting(counted, UsageCounted(undeclared=not counted.budget.declared))
+    within = UsageCounted(
+        undeclared=not counted.budget.declared, lookalikes=_lookalikes(counted, amounts)
+    )
+    return Posting(counted, within)
+
+
+def _lookalikes(account: Account, amounts: Amounts) -> dict[str, str]:
+    """The amounts that no limit applies to, though one of nearly the same name has one.
+
+    Whatever a budget does not limit it counts, on purpose or by a slip of the keyboard.
+    """
+    unlimited = [name for name in amounts if not (account.hard.get(name) or account.soft.get(name))]
+    if not unlimited:
+        return NO_LOOKALIKES
+    limits = (*account.hard.items(), *account.soft.items())
+    limited = tuple(sorted({name for name, limit in limits if limit}))
+    found = {name: lookalike(name, limited) for name in unlimited}
+    return {name: other for name, other in found.items() if other}
+
+
+@lru_cache(maxsize=1_000)
+def lookalike(name: str, among: tuple[str, ...]) -> str:
+    """The one of these that a name was probably meant to be; empty if there is none."""
+    return next(iter(get_close_matches(name, among, 1, LOOKALIKE_RATIO)), "")
 
 
 def plus(sums: Amounts, amounts: Amounts) -> dict[str, int]:

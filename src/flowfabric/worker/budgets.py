@@ -14,7 +14,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from flowfabric.budgets import named_amounts, refuse_breach
+from flowfabric.budgets import named_amounts, refuse_breach, warn_of_lookalikes
 from flowfabric.core.budget_terms import check_amounts
 from flowfabric.core.budgets import (
     HardBreach,
@@ -251,11 +251,13 @@ async def _report(
 
 
 def _warn(services: Services, budget: str, outcome: BudgetOutcome) -> None:
-    """Log that a budget is above its soft limit, or was never created."""
+    """Log that a budget is above its soft limit or was never created, or that a dimension may be
+    mistyped."""
     if isinstance(outcome, SoftBreach):
         log.warning("%s", describe_soft(budget, outcome), extra=services.lease.log_fields)
     if isinstance(outcome, UsageCounted | SoftBreach | Reserved) and outcome.undeclared:
         _warn_of_undeclared(services.lease.claimed.namespace, budget)
+    warn_of_lookalikes(services.lease.claimed.namespace, budget, outcome)
 
 
 @lru_cache(maxsize=1_000)
