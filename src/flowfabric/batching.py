@@ -1,9 +1,11 @@
-"""Concurrent single calls, made together.
+"""Calls made at the same time, answered together.
 
-Many coroutines that each report one thing at nearly the same time cost one round
+`GroupCommit` is for writes: many coroutines that each report one thing cost one round
 trip instead of many. While a batch is under way the next one gathers, so batches
 grow with the load and a lone call waits for nothing. Both the size of a batch
 and the time it may gather are bounded.
+
+`SharedReads` is for reads: callers that ask for the same thing share one read.
 """
 
 import asyncio
@@ -20,6 +22,8 @@ from flowfabric.outages import NEVER, NO_ANSWER
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+K = TypeVar("K")
+T = TypeVar("T")
 
 COUNT_MAX = 500
 PARALLEL = 2
@@ -151,3 +155,37 @@ def _answer(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> Non
         future.set_exception(answer)
     else:
         future.set_result(answer)
+
+
+class SharedReads(Generic[K, T]):
+    """Reads, each shared by all callers that ask for the same before it starts."""
+
+    def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
+        self._read = read
+        self._to_start: dict[K, asyncio.Task[T]] = {}
+        self._started: dict[K, asyncio.Task[T]] = {}
+
+    async def share(self, key: K) -> T:
+        """The outcome of a read that starts from now on."""
+        flight = self._to_start.get(key)
+        if flight is None:
+            flight = asyncio.create_task(self._fly(key, self._started.get(key)))
+            flight.add_done_callback(_retrieve)
+            self._to_start[key] = flight
+        return await asyncio.shield(flight)
+
+    async def _fly(self, key: K, before: asyncio.Task[T] | None) -> T:
+        if before is not None:
+            await asyncio.wait([before])
+        flight = self._started[key] = self._to_start.pop(key)
+        try:
+            return await self._read(key)
+        finally:
+            if self._started.get(key) is flight:
+                del self._started[key]
+
+
+def _retrieve(task: asyncio.Task[T]) -> None:
+    """The caller may have gone by now."""
+    if not task.cancelled():
+        task.exception()

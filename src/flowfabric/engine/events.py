@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from flowfabric import errors
+from flowfabric.batching import SharedReads
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import (
@@ -46,7 +47,6 @@ from flowfabric.core.events import (
 )
 from flowfabric.core.ids import ExecutionId
 from flowfabric.engine import unit
-from flowfabric.engine.tails import Flights
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, level_of, statements_within
 from flowfabric.store.base import HintListener, Reader, Store
@@ -190,7 +190,7 @@ class Subscriptions(unit.Group):
 
     def __init__(self, shell: unit.Shell) -> None:
         super().__init__(shell)
-        self._pages = Flights(self._read_wanted)
+        self._pages = SharedReads(self._read_wanted)
         self._log = LogWatch(shell.store)
 
     async def read_events(

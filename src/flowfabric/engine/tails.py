@@ -11,10 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct, structs
 
+from flowfabric.batching import SharedReads
 from flowfabric.core import events, streams, tails
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_bool, check_int
@@ -29,7 +30,6 @@ from flowfabric.store.base import HintListener, Reader, Store
 
 log = open_log(__name__)
 
-K = TypeVar("K")
 T = TypeVar("T")
 
 LOOK_AGAIN_S: Final = 5.0
@@ -84,8 +84,8 @@ class FinishedStep(Struct, frozen=True, kw_only=True):
 class Tails(unit.Group):
     def __init__(self, shell: unit.Shell) -> None:
         super().__init__(shell)
-        self._slices = Flights(self._read_slice)
-        self._places = Flights(self._read_on)
+        self._slices = SharedReads(self._read_slice)
+        self._places = SharedReads(self._read_on)
         self._watch = StreamWatch(shell.store)
 
     async def read_stream(
@@ -393,40 +393,6 @@ async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> dict[str
 
 
 # Waiting ------------------------------------------------------------------------------
-
-
-class Flights(Generic[K, T]):
-    """Reads, each shared by all callers that ask for the same before it starts."""
-
-    def __init__(self, read: Callable[[K], Awaitable[T]]) -> None:
-        self._read = read
-        self._to_start: dict[K, asyncio.Task[T]] = {}
-        self._started: dict[K, asyncio.Task[T]] = {}
-
-    async def share(self, key: K) -> T:
-        """The outcome of a read that starts from now on."""
-        flight = self._to_start.get(key)
-        if flight is None:
-            flight = asyncio.create_task(self._fly(key, self._started.get(key)))
-            flight.add_done_callback(_retrieve)
-            self._to_start[key] = flight
-        return await asyncio.shield(flight)
-
-    async def _fly(self, key: K, before: asyncio.Task[T] | None) -> T:
-        if before is not None:
-            await asyncio.wait([before])
-        flight = self._started[key] = self._to_start.pop(key)
-        try:
-            return await self._read(key)
-        finally:
-            if self._started.get(key) is flight:
-                del self._started[key]
-
-
-def _retrieve(task: asyncio.Task[T]) -> None:
-    """The caller may have gone by now."""
-    if not task.cancelled():
-        task.exception()
 
 
 class StreamWatch:

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 from litestar.di import NamedDependency
 from msgspec import Struct
 
+from flowfabric.batching import SharedReads
 from flowfabric.core.ids import ExecutionId, Namespace
 from flowfabric.core.tokens import ApiToken, Scope, split_token
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.tails import Flights
 from flowfabric.errors import NotFound
 from flowfabric.run import Endings
 from flowfabric.server.confinement import Namespaces
@@ -169,8 +169,8 @@ class Access:
         self._origins = frozenset(origins)
         self._open_until_s = 0.0
         # Concurrent requests that find the cache out of date share one lookup.
-        self._lookups = Flights(engine.check_token)
-        self._any_tokens = Flights(self._has_tokens)
+        self._lookups = SharedReads(engine.check_token)
+        self._any_tokens = SharedReads(self._has_tokens)
         self._checked: OrderedDict[str, tuple[float, ApiToken]] = OrderedDict()
         self._failures = Tally(FAILURES_MAX)
         self._requests = Tally(requests_max)
