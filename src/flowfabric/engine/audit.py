@@ -13,6 +13,7 @@ from msgspec import Struct
 from flowfabric.core import diagnosis, ids
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_optional_text
+from flowfabric.engine.paging import FROM_A_PAGE
 from flowfabric.engine.unit import Group, id_columns
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader
@@ -265,7 +266,7 @@ def _parse(cursor: object) -> tuple[str, int, str]:
     partition, _, place = rest.partition("/")
     index = ids.parse_index(partition)
     if phase not in (_EXECUTIONS, _FLOWS, _STRAYS, _GUARDS, _WAITING) or index is None:
-        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", cursor)
+        raise InvalidInput("cursor", FROM_A_PAGE, cursor)
     by_uuid = phase in (_EXECUTIONS, _FLOWS)
     return phase, index, ids.parse_uuid("cursor", place) if by_uuid else place
 
@@ -277,4 +278,4 @@ def _parse_key(place: str) -> tuple[str, str]:
     try:
         return msgspec.json.decode(place, type=tuple[str, str])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput("cursor", "must be the next_cursor of an earlier page", place) from error
+        raise InvalidInput("cursor", FROM_A_PAGE, place) from error

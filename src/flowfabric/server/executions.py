@@ -5,7 +5,7 @@ from typing import Annotated
 
 from litestar import Response
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
-from msgspec import Struct, structs
+from msgspec import UNSET, Meta, Struct, structs
 
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.diagnosis import Explanation
@@ -22,18 +22,62 @@ from flowfabric.errors import OperationTimeout, Validation
 from flowfabric.run import Endings
 from flowfabric.server import lists, wire
 from flowfabric.server.access import Caller, InSession, Session, existing
-from flowfabric.server.problems import Refused, problem_of, refuse
-from flowfabric.server.routing import CREATES, JsonAnswer, Routes, also, answer
+from flowfabric.server.problems import Refused, problem_of
+from flowfabric.server.routing import (
+    BATCH_BODY,
+    CREATES,
+    LARGE_BODY,
+    JsonAnswer,
+    Routes,
+    also,
+    answer,
+)
 
 LIST_LIMIT = 50
 LIST_LIMIT_MAX = 1_000
 WAIT_MS_MAX = 60_000
-LARGE_BODY = {"body_limit": 1_048_576}
-BATCH_BODY = {"body_limit": 16 * 1_048_576}
-MEDIUM_BODY = {"body_limit": 262_144}
-NO_STORE = {"Cache-Control": "no-store"}
 UNENDED = also(202, "It has not ended.", type(None))
 routes = Routes("/v1/executions", "executions")
+
+
+class CreateExecution(Struct, kw_only=True):
+    """A submission. Only `execution_kind` is required."""
+
+    execution_kind: str
+    execution_id: str | None = None
+    namespace: str | None = None
+    lane_id: str = "default"
+    input_payload: wire.Octets | None = None
+    input_base64: str | None = None
+    input_json: object = UNSET
+    payload_encoding: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    creator_identity: str = ""
+    idempotency_key: str | None = None
+    tags: dict[str, str] = {}
+    policy: dict[str, object] | None = None
+    delay_until: int | None = None
+    delay_ms: int | None = None
+    execution_deadline_at: int | None = None
+
+
+class CreateExecutions(wire.StrictBody, kw_only=True):
+    """Many submissions, created together or not at all."""
+
+    executions: Annotated[list[CreateExecution], Meta(max_length=1_000)]
+
+
+class CancelExecution(Struct, kw_only=True):
+    reason: str
+    execution_id: str | None = None
+    source: str = "operator_override"
+    lease_id: str | None = None
+    lease_epoch: int | None = None
+    attempt_id: str | None = None
+
+
+class ChangePriority(Struct, kw_only=True):
+    new_priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 
 
 class StepList(lists.Page, kw_only=True):
@@ -44,19 +88,13 @@ class AttemptList(lists.Page, kw_only=True):
     attempts: list[Attempt]
 
 
-class ExecutionList(Struct, kw_only=True):
+class ExecutionList(lists.Page, kw_only=True):
     """Ids if the request names a partition, as the reference lists them; else snapshots."""
 
     executions: list[ExecutionId | ExecutionSnapshot]
-    next_cursor: str | None
 
 
-def check_same(field: str, in_path: str, in_body: str | None) -> None:
-    if in_body is not None and in_body != in_path:
-        raise refuse(400, "invalid_input", f"path {field} does not match body {field}", field=field)
-
-
-def new_execution(data: wire.CreateExecution, caller: Caller) -> NewExecution:
+def new_execution(data: CreateExecution, caller: Caller) -> NewExecution:
     payload, encoding = wire.read_bytes(
         "input", data.input_payload, data.input_base64, data.input_json
     )
@@ -79,17 +117,13 @@ def new_execution(data: wire.CreateExecution, caller: Caller) -> NewExecution:
 
 
 @routes.post("/", Scope.SUBMIT, "Create an execution", opt=LARGE_BODY, **CREATES)
-async def create(
-    data: JSONBody[wire.CreateExecution], session: InSession
-) -> JsonAnswer[wire.Tagged]:
+async def create(data: JSONBody[CreateExecution], session: InSession) -> JsonAnswer[wire.Tagged]:
     created = await session.engine.create_execution(new_execution(data, session.caller))
     return answer(created, new=isinstance(created, Created))
 
 
 @routes.post("/batch", Scope.SUBMIT, "Create many executions at once", opt=BATCH_BODY)
-async def create_many(
-    data: JSONBody[wire.CreateExecutions], session: InSession
-) -> list[wire.Tagged]:
+async def create_many(data: JSONBody[CreateExecutions], session: InSession) -> list[wire.Tagged]:
     requests = [new_execution(each, session.caller) for each in data.executions]
     try:
         created = await session.engine.create_executions(requests)
@@ -116,12 +150,12 @@ def _blame(engine: Engine, requests: Sequence[NewExecution], error: Validation) 
 async def list_executions(
     session: InSession,
     partition: Annotated[int | None, QueryParameter(ge=0, le=65_535)] = None,
-    cursor: FromQuery[str | None] = None,
+    cursor: lists.AfterCursor = None,
     limit: Annotated[int, QueryParameter(ge=0, le=2**31)] = LIST_LIMIT,
     states: Annotated[list[PublicState] | None, QueryParameter(name="state")] = None,
     lane: FromQuery[str | None] = None,
     kind: FromQuery[str | None] = None,
-    namespace: FromQuery[str | None] = None,
+    namespace: lists.InNamespace = None,
     tag: FromQuery[str | None] = None,
     created_after_ms: FromQuery[int | None] = None,
     created_before_ms: FromQuery[int | None] = None,
@@ -144,7 +178,7 @@ async def list_executions(
             lane_id=lane,
             execution_kind=kind,
             namespace=session.caller.namespace_for(namespace),
-            tag=None if tag is None else split_tag(tag),
+            tag=None if tag is None else lists.read_tag(tag),
             created_after_ms=created_after_ms,
             created_before_ms=created_before_ms,
         ),
@@ -152,13 +186,6 @@ async def list_executions(
         limit=limit,
     )
     return ExecutionList(executions=list(found.executions), next_cursor=found.next_cursor)
-
-
-def split_tag(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise refuse(400, "invalid_input", f"tag: must read key=value (got {text!r})", field="tag")
-    return key, value
 
 
 @routes.get("/{id:str}", Scope.READ, "Read an execution")
@@ -268,16 +295,16 @@ async def _ended(endings: Endings, execution_id: ExecutionId, wait_ms: int) -> O
 
 @routes.post("/{id:str}/cancel", Scope.OPERATE, "Cancel an execution")
 async def cancel(
-    id: FromPath[str], data: JSONBody[wire.CancelExecution], session: InSession
+    id: FromPath[str], data: JSONBody[CancelExecution], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    check_same("execution_id", id, data.execution_id)
+    wire.check_same("execution_id", id, data.execution_id)
     request = structs.asdict(data) | {"execution_id": await session.find(id)}
     return answer(await session.engine.cancel_execution(**request))
 
 
 @routes.put("/{id:str}/priority", Scope.OPERATE, "Change the priority of an execution")
 async def change_priority(
-    id: FromPath[str], data: JSONBody[wire.ChangePriority], session: InSession
+    id: FromPath[str], data: JSONBody[ChangePriority], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
     return answer(await session.engine.change_priority(await session.find(id), data.new_priority))
 

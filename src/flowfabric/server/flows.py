@@ -3,23 +3,73 @@
 from typing import TypeVar
 
 from litestar.params import FromPath, FromQuery, JSONBody
-from msgspec import structs
+from msgspec import Struct, structs
 
 from flowfabric.core import ids
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_endings import NoWait, WaitIndefinite
-from flowfabric.core.flow_joins import Join
+from flowfabric.core.flow_joins import EdgeDependencyPolicy, Join
 from flowfabric.core.results import Added, DependenciesAdded, FlowCreated
 from flowfabric.core.tokens import Scope
 from flowfabric.core.views import FlowSnapshot
 from flowfabric.engine.flow_reads import FlowMemberPage, FlowPage
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession, Session, existing
-from flowfabric.server.executions import BATCH_BODY, check_same, new_execution
-from flowfabric.server.routing import CREATES, JsonAnswer, Routes, answer
+from flowfabric.server.executions import CreateExecution, new_execution
+from flowfabric.server.routing import BATCH_BODY, CREATES, JsonAnswer, Routes, answer
 
-E = TypeVar("E", bound=wire.EdgeBody)
 routes = Routes("/v1/flows", "flows")
+
+
+class NewFlow(Struct, kw_only=True):
+    flow_id: str
+    flow_kind: str
+    namespace: str | None = None
+
+
+class NewMember(Struct, kw_only=True):
+    execution_id: str
+    flow_id: str | None = None
+
+
+class EdgeBody(Struct, kw_only=True):
+    edge_id: str
+    upstream_execution_id: str
+    downstream_execution_id: str
+    flow_id: str | None = None
+    dependency_kind: str = "success_only"
+    data_passing_ref: str | None = None
+
+
+E = TypeVar("E", bound=EdgeBody)
+
+
+class StageEdge(EdgeBody, kw_only=True):
+    expected_graph_revision: int | None = None
+
+
+class ApplyEdge(EdgeBody, kw_only=True):
+    graph_revision: int | None = None
+
+
+class CancelFlow(Struct, kw_only=True):
+    reason: str
+    cancellation_policy: str
+    flow_id: str | None = None
+
+
+class NewJoin(Join, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one member waits for, and when it has waited enough."""
+
+    policy: EdgeDependencyPolicy | None = None
+
+
+class NewGraph(wire.StrictBody, kw_only=True):
+    """Members and what each of them waits for, added together or not at all."""
+
+    members: tuple[CreateExecution | str, ...] = ()
+    """New executions, and ids of existing ones."""
+    joins: tuple[NewJoin, ...] = ()
 
 
 class GraphAdded(DependenciesAdded, frozen=True, kw_only=True, tag="DependenciesAdded"):
@@ -28,7 +78,7 @@ class GraphAdded(DependenciesAdded, frozen=True, kw_only=True, tag="Dependencies
 
 
 @routes.post("/", Scope.SUBMIT, "Create a flow", **CREATES)
-async def create(data: JSONBody[wire.NewFlow], session: InSession) -> JsonAnswer[wire.Tagged]:
+async def create(data: JSONBody[NewFlow], session: InSession) -> JsonAnswer[wire.Tagged]:
     namespace = session.caller.own_namespace(data.namespace)
     made = await session.engine.create_flow(
         data.flow_id, flow_kind=data.flow_kind, namespace=namespace
@@ -67,18 +117,16 @@ async def members(
 
 @routes.post("/{id:str}/members", Scope.SUBMIT, "Add an execution to a flow", **CREATES)
 async def add_member(
-    id: FromPath[str], data: JSONBody[wire.NewMember], session: InSession
+    id: FromPath[str], data: JSONBody[NewMember], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    check_same("flow_id", id, data.flow_id)
+    wire.check_same("flow_id", id, data.flow_id)
     execution_id = await session.find(data.execution_id)
     added = await session.engine.add_execution_to_flow(id, execution_id)
     return answer(added, new=isinstance(added, Added))
 
 
 @routes.post("/{id:str}/graph", Scope.SUBMIT, "Add members and dependencies", opt=BATCH_BODY)
-async def add_graph(
-    id: FromPath[str], data: JSONBody[wire.NewGraph], session: InSession
-) -> GraphAdded:
+async def add_graph(id: FromPath[str], data: JSONBody[NewGraph], session: InSession) -> GraphAdded:
     """Members are named by a full id, a uuid, or any name within the flow; one without an id gets
     one. The answer has their ids, in the order of the request."""
     members = [_member(session, id, each) for each in data.members]
@@ -89,9 +137,7 @@ async def add_graph(
     return GraphAdded(**structs.asdict(added), members=member_ids)
 
 
-def _member(
-    session: Session, flow_id: str, given: wire.CreateExecution | str
-) -> NewExecution | str:
+def _member(session: Session, flow_id: str, given: CreateExecution | str) -> NewExecution | str:
     if isinstance(given, str):
         return _member_id(session, flow_id, given)
     new = new_execution(given, session.caller)
@@ -105,7 +151,7 @@ def _member_id(session: Session, flow_id: str, text: str) -> str:
     return ids.named_member_id(flow, text, session.engine.deployment.partitions)
 
 
-def _join(session: Session, flow_id: str, join: wire.NewJoin) -> Join:
+def _join(session: Session, flow_id: str, join: NewJoin) -> Join:
     return structs.replace(
         join,
         downstream_execution_id=_member_id(session, flow_id, join.downstream_execution_id),
@@ -121,7 +167,7 @@ def _join(session: Session, flow_id: str, join: wire.NewJoin) -> Join:
 
 @routes.post("/{id:str}/edges", Scope.SUBMIT, "Stage a dependency", status_code=201)
 async def stage(
-    id: FromPath[str], data: JSONBody[wire.StageEdge], session: InSession
+    id: FromPath[str], data: JSONBody[StageEdge], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
     edge = _edge(session, id, data)
     return answer(await session.engine.stage_dependency_edge(**structs.asdict(edge)), new=True)
@@ -129,7 +175,7 @@ async def stage(
 
 @routes.post("/{id:str}/edges/apply", Scope.SUBMIT, "Let a dependency take effect")
 async def apply(
-    id: FromPath[str], data: JSONBody[wire.ApplyEdge], session: InSession
+    id: FromPath[str], data: JSONBody[ApplyEdge], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
     edge = _edge(session, id, data)
     return answer(await session.engine.apply_dependency_to_child(**structs.asdict(edge)))
@@ -137,7 +183,7 @@ async def apply(
 
 def _edge(session: Session, flow_id: str, data: E) -> E:
     """The request with full ids of the flow and of both members."""
-    check_same("flow_id", flow_id, data.flow_id)
+    wire.check_same("flow_id", flow_id, data.flow_id)
     return structs.replace(
         data,
         flow_id=flow_id,
@@ -149,12 +195,12 @@ def _edge(session: Session, flow_id: str, data: E) -> E:
 @routes.post("/{id:str}/cancel", Scope.OPERATE, "Cancel a flow")
 async def cancel(
     id: FromPath[str],
-    data: JSONBody[wire.CancelFlow],
+    data: JSONBody[CancelFlow],
     session: InSession,
     wait: FromQuery[str] = "",
 ) -> JsonAnswer[wire.Tagged]:
     """With `wait=true` the answer comes when the members are cancelled."""
-    check_same("flow_id", id, data.flow_id)
+    wire.check_same("flow_id", id, data.flow_id)
     cancelled = await session.engine.cancel_flow(
         id,
         reason=data.reason,

@@ -141,7 +141,7 @@ async def list_budgets(
         cursor=lists.read_pair(cursor),
         limit=limit,
     )
-    return BudgetList(budgets=page.budgets, next_cursor=lists.pair(page.next_cursor))
+    return BudgetList(budgets=page.budgets, next_cursor=lists.pair_text(page.next_cursor))
 
 
 @routes.get("/budgets/{id:str}", Scope.READ, "Read a budget")

@@ -9,10 +9,11 @@ from litestar.params import FromQuery, QueryParameter
 from msgspec import Struct
 
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.engine import paging
 from flowfabric.errors import InvalidInput
+from flowfabric.server.problems import refuse
 
 PAGE = 100
-FROM_A_PAGE = "must be the next_cursor of an earlier page"
 T = TypeVar("T")
 AfterCursor = FromQuery[str | None]
 InNamespace = FromQuery[str | None]
@@ -29,21 +30,23 @@ def cut(
 ) -> tuple[list[T], str | None]:
     """Those after a cursor, and the cursor of the next page."""
     if cursor is not None and cursor not in keys:
-        raise InvalidInput("cursor", FROM_A_PAGE, cursor)
+        raise InvalidInput("cursor", paging.FROM_A_PAGE, cursor)
     start = 0 if cursor is None else keys.index(cursor) + 1
     end = start + limit
     return list(found[start:end]), keys[end - 1] if end < len(found) else None
 
 
-def pair(cursor: tuple[str, str] | None) -> str | None:
-    """Names have no line breaks in them."""
-    return None if cursor is None else "\n".join(cursor)
+def pair_text(cursor: tuple[str, str] | None) -> str | None:
+    return None if cursor is None else paging.name_cursor(*cursor)
 
 
 def read_pair(cursor: str | None) -> tuple[str, str] | None:
-    if cursor is None:
-        return None
-    namespace, found, name = cursor.partition("\n")
-    if not found:
-        raise InvalidInput("cursor", FROM_A_PAGE, cursor)
-    return namespace, name
+    return None if cursor is None else paging.read_name_cursor(cursor)
+
+
+def read_tag(text: str) -> tuple[str, str]:
+    """The key and the value of a tag that a list is filtered by."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise refuse(400, "invalid_input", f"tag: must read key=value (got {text!r})", field="tag")
+    return key, value

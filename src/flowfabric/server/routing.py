@@ -119,6 +119,10 @@ def answer(result: Struct, *, new: bool = False) -> JsonAnswer[wire.Tagged]:
     return JsonAnswer(wire.tagged(result), status_code=201 if new else 200)
 
 
+MEDIUM_BODY: Final = {"body_limit": 262_144}
+LARGE_BODY: Final = {"body_limit": 1_048_576}
+BATCH_BODY: Final = {"body_limit": 16 * 1_048_576}
+NO_STORE: Final = {"Cache-Control": "no-store"}
 PROBLEMS: Final = {
     status: ResponseSpec(Problem, description=description, generate_examples=False)
     for status, description in {

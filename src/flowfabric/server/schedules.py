@@ -8,8 +8,7 @@ from flowfabric.core import schedules
 from flowfabric.core.tokens import Scope
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession, existing
-from flowfabric.server.executions import LARGE_BODY
-from flowfabric.server.routing import JsonAnswer, Routes, also, answer
+from flowfabric.server.routing import LARGE_BODY, JsonAnswer, Routes, also, answer
 
 routes = Routes("/v1/schedules", "schedules")
 
@@ -78,7 +77,7 @@ async def list_schedules(
     )
     return ScheduleList(
         schedules=[_schedule(each) for each in page.schedules],
-        next_cursor=lists.pair(page.next_cursor),
+        next_cursor=lists.pair_text(page.next_cursor),
     )
 
 

@@ -5,6 +5,7 @@ caller gets the same refusal, whether or not the execution exists.
 """
 
 from litestar.params import FromPath, FromQuery, JSONBody
+from msgspec import UNSET, Struct
 
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.tokens import Scope
@@ -12,12 +13,64 @@ from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession, Session, existing
-from flowfabric.server.executions import MEDIUM_BODY, NO_STORE, check_same
 from flowfabric.server.problems import refuse
-from flowfabric.server.routing import JsonAnswer, Routes, answer
+from flowfabric.server.routing import MEDIUM_BODY, NO_STORE, JsonAnswer, Routes, answer
 from flowfabric.signals import TOKEN_PREFIX, SignalToken
 
 routes = Routes("/v1", "signals")
+
+
+class DeliverSignal(Struct, kw_only=True):
+    """A signal, and the token that allows it."""
+
+    waitpoint_token: str
+    """That of the waitpoint, or the text of a link, which names execution and waitpoint."""
+    signal_name: str
+    waitpoint_id: str | None = None
+    execution_id: str | None = None
+    signal_id: str | None = None
+    signal_category: str = ""
+    source_type: str = ""
+    source_identity: str = ""
+    target_scope: str = ""
+    payload: wire.Octets | None = None
+    payload_base64: str | None = None
+    payload_json: object = UNSET
+    payload_encoding: str | None = None
+    correlation_id: str | None = None
+    idempotency_key: str | None = None
+    created_at: int | None = None
+    dedup_ttl_ms: int | None = None
+
+
+class SignalBody(wire.StrictBody, kw_only=True):
+    """A signal for whatever an execution waits at under a name."""
+
+    signal_name: str
+    payload_base64: str | None = None
+    payload_json: object = UNSET
+    keep: bool = True
+    """Whether it is kept for the next wait of that name if nothing waits now."""
+    idempotency_key: str | None = None
+
+
+class OpenWaitpoint(Struct, kw_only=True, omit_defaults=True):
+    """An open waitpoint without its token."""
+
+    waitpoint_id: str
+    waitpoint_key: str
+    state: str
+    required_signal_names: tuple[str, ...]
+    created_at: int
+    execution_id: str
+    token_kid: str
+    token_fingerprint: str
+    activated_at: int | None = None
+    expires_at: int | None = None
+
+
+class Secret(Struct):
+    token: str
 
 
 @routes.post(
@@ -28,9 +81,9 @@ routes = Routes("/v1", "signals")
     security=[{}],
 )
 async def deliver(
-    id: FromPath[str], data: JSONBody[wire.DeliverSignal], session: InSession
+    id: FromPath[str], data: JSONBody[DeliverSignal], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
-    check_same("execution_id", id, data.execution_id)
+    wire.check_same("execution_id", id, data.execution_id)
     return await _deliver(session, id, data)
 
 
@@ -42,7 +95,7 @@ async def deliver(
     security=[{}],
 )
 async def deliver_by_link(
-    data: JSONBody[wire.DeliverSignal], session: InSession
+    data: JSONBody[DeliverSignal], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
     """`waitpoint_token` is all that has to be known: it names the execution and the waitpoint."""
     return await _deliver(session, SignalToken.parse(data.waitpoint_token).execution_id, data)
@@ -55,7 +108,7 @@ async def deliver_by_link(
     opt=MEDIUM_BODY,
 )
 async def deliver_by_name(
-    id: FromPath[str], data: JSONBody[wire.SignalBody], session: InSession
+    id: FromPath[str], data: JSONBody[SignalBody], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
     payload, encoding = wire.read_bytes("payload", None, data.payload_base64, data.payload_json)
     delivered = await session.engine.deliver_operator_signal(
@@ -71,9 +124,7 @@ async def deliver_by_name(
     return answer(delivered)
 
 
-async def _deliver(
-    session: Session, text: str, data: wire.DeliverSignal
-) -> JsonAnswer[wire.Tagged]:
+async def _deliver(session: Session, text: str, data: DeliverSignal) -> JsonAnswer[wire.Tagged]:
     payload, encoding = wire.read_bytes(
         "payload", data.payload, data.payload_base64, data.payload_json
     )
@@ -103,7 +154,7 @@ async def _deliver(
     return answer(delivered)
 
 
-def _permission(execution_id: ExecutionId, data: wire.DeliverSignal) -> tuple[str, str]:
+def _permission(execution_id: ExecutionId, data: DeliverSignal) -> tuple[str, str]:
     """The waitpoint and its token, in whichever form the token was sent."""
     if data.waitpoint_token.startswith(TOKEN_PREFIX):
         link = SignalToken.parse(data.waitpoint_token)
@@ -122,7 +173,7 @@ async def pending(
     session: InSession,
     after: FromQuery[str | None] = None,
     limit: lists.PageLimit = lists.PAGE,
-) -> list[wire.OpenWaitpoint]:
+) -> list[OpenWaitpoint]:
     """Page by page: pass the last `waitpoint_id` as `after`."""
     execution_id = await session.find_existing(id)
     page = await session.engine.list_pending_waitpoints(execution_id, after=after, limit=limit)
@@ -136,10 +187,10 @@ async def pending(
 )
 async def token(
     id: FromPath[str], waitpoint_id: FromPath[str], session: InSession
-) -> JsonAnswer[wire.Secret]:
+) -> JsonAnswer[Secret]:
     found = await session.engine.read_waitpoint_token(await session.find(id), waitpoint_id)
     token = existing(found, "waitpoint token", f"{waitpoint_id} is unknown, used or expired")
-    return JsonAnswer(wire.Secret(token=token.reveal()), headers=NO_STORE)
+    return JsonAnswer(Secret(token=token.reveal()), headers=NO_STORE)
 
 
 @routes.get("/inbox", Scope.READ, "Everything that waits for a signal")
@@ -153,9 +204,9 @@ async def inbox(
     return await session.engine.list_inbox(namespace=wanted, cursor=cursor, limit=limit)
 
 
-def _shown(view: WaitpointView) -> wire.OpenWaitpoint:
+def _shown(view: WaitpointView) -> OpenWaitpoint:
     return wire.view_of(
-        wire.OpenWaitpoint,
+        OpenWaitpoint,
         view,
         created_at=view.created_at_ms,
         activated_at=view.activated_at_ms,

@@ -21,9 +21,8 @@ from flowfabric.engine.events import Told
 from flowfabric.errors import FlowFabricError
 from flowfabric.feed import NOW, position_of
 from flowfabric.run import Endings
-from flowfabric.server import wire
+from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession, Session, existing
-from flowfabric.server.executions import split_tag
 from flowfabric.server.problems import problem_of, refuse
 from flowfabric.server.routing import JsonAnswer, Routes
 from flowfabric.streams import Follower, Frame
@@ -40,6 +39,18 @@ PING_S: Final = 15.0
 PING: Final = ServerSentEventMessage(data=None, comment="ping")
 RECONNECT: Final = ServerSentEventMessage(event="reconnect", data="{}", retry=RECONNECT_MS)
 """The last event of a server that stops. Browsers reconnect on their own, to another one."""
+
+
+class WireFrame(Struct, kw_only=True):
+    id: str
+    fields: dict[str, str]
+
+
+class WireFrames(Struct, kw_only=True, omit_defaults=True):
+    frames: list[WireFrame]
+    count: int
+    closed_at: int | None = None
+    closed_reason: str | None = None
 
 
 class WireSummary(Struct, frozen=True, kw_only=True):
@@ -72,7 +83,7 @@ async def read(
     to_cursor: Annotated[str, QueryParameter(name="to")] = "end",
     limit: FromQuery[int] = READ_LIMIT,
     visibility: FromQuery[str] = Visibility.ALL,
-) -> JsonAnswer[wire.WireFrames]:
+) -> JsonAnswer[WireFrames]:
     check_limit(limit, "from/to")
     page = await session.engine.read_stream(
         await session.find(id),
@@ -107,7 +118,7 @@ async def tail(
     block_ms: FromQuery[int] = 0,
     limit: FromQuery[int] = TAIL_LIMIT,
     visibility: FromQuery[str] = Visibility.ALL,
-) -> JsonAnswer[wire.WireFrames]:
+) -> JsonAnswer[WireFrames]:
     check_limit(limit, "after")
     if not 0 <= block_ms <= BLOCK_MS_MAX:
         message = f"block_ms exceeds {BLOCK_MS_MAX}ms ceiling"
@@ -157,7 +168,7 @@ async def events(
     session: InSession,
     after: FromQuery[str] = "",
     last_event_id: LastEventId = None,
-    namespace: FromQuery[str | None] = None,
+    namespace: lists.InNamespace = None,
     category: FromQuery[str | None] = None,
     execution_id: FromQuery[str | None] = None,
     kind: FromQuery[str | None] = None,
@@ -173,7 +184,7 @@ async def events(
         category=category,
         execution_id=None if execution_id is None else await session.find(execution_id),
         kind=kind,
-        tag=None if tag is None else split_tag(tag),
+        tag=None if tag is None else lists.read_tag(tag),
     )
 
     await subscription.check()
@@ -246,9 +257,9 @@ def _frame(frame: Frame) -> ServerSentEventMessage:
     )
 
 
-def _shown(page: tails.StreamFrames) -> wire.WireFrames:
-    return wire.WireFrames(
-        frames=[wire.WireFrame(id=each.id, fields=_fields(each)) for each in page.frames],
+def _shown(page: tails.StreamFrames) -> WireFrames:
+    return WireFrames(
+        frames=[WireFrame(id=each.id, fields=_fields(each)) for each in page.frames],
         count=len(page.frames),
         closed_at=page.closed_at_ms,
         closed_reason=page.closed_reason,
