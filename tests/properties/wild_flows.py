@@ -41,7 +41,7 @@ from flowfabric.core.ids import (
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, LifecyclePhase, TerminalOutcome
-from flowfabric.engine.flow_building import inputs_of
+from flowfabric.engine.flows import inputs_of
 from flowfabric.engine.unit import execution_key
 from flowfabric.errors import Bug, Corruption, FlowFabricError, NotFound
 from flowfabric.reconcilers import run_due

@@ -21,7 +21,8 @@ from flowfabric.engine.budget_sweeps import BudgetSweeps
 from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.details import Details
 from flowfabric.engine.events import Subscriptions
-from flowfabric.engine.flow_endings import FlowAudits, FlowEndings
+from flowfabric.engine.flow_building import FlowBuilding
+from flowfabric.engine.flow_endings import FlowAudits
 from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
@@ -117,7 +118,7 @@ FLAGS = {
 # its own name. To add a group: build it in `_assemble`, and name its operations below.
 
 
-class Flows(FlowMembers, FlowEndings, FlowAudits, FlowOperators, FlowReplays, FlowReads):
+class Flows(FlowBuilding, FlowMembers, FlowAudits, FlowOperators, FlowReplays, FlowReads):
     """Building flows, working off endings, cancelling and replaying, reading."""
 
 

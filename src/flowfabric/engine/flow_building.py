@@ -1,170 +1,29 @@
-"""Flows: finding and locking one, building it step by step, and forgetting it.
-
-The lock of a flow's row guards its edges and groups, so operations on one flow take
-turns and those on different flows do not meet. Members are locked after their flow.
+"""Building flows step by step, and forgetting them.
 
 `stage_dependency_edge` already holds the downstream back; `apply_dependency_to_child`
 makes the edge count. To fix a whole join at once use `add_dependencies`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import flow_joins, results
-from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
-from flowfabric.core.checks import check_int, check_optional_int
-from flowfabric.core.flow_endings import Ending, Resolution, block, release, resolve_edges
-from flowfabric.core.flow_records import (
-    Edge,
-    EdgeGroup,
-    EdgeState,
-    ExecutionInput,
-    FlowRecord,
-    GroupState,
-)
-from flowfabric.core.ids import (
-    EdgeId,
-    ExecutionId,
-    FlowId,
-    Namespace,
-    flow_partition,
-    parse_uuid,
-    partition_of,
-    uuid_of,
-)
+from flowfabric.core.bounds import BATCH_MAX, EDGE_APPLY_AFTER_MS, SWEEP_BATCH
+from flowfabric.core.checks import check_int, check_name, check_optional_int
+from flowfabric.core.flow_endings import block
+from flowfabric.core.flow_records import Edge, EdgeState, FlowRecord
+from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_namespace, uuid_of
 from flowfabric.core.records import Execution
-from flowfabric.core.states import PublicState, TerminalOutcome
-from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, held_until_ms
-from flowfabric.core.views import MemberCounts, edge_snapshot
+from flowfabric.core.transitions import Changes, held_until_ms
+from flowfabric.core.views import edge_snapshot
 from flowfabric.engine import unit
+from flowfabric.engine.flow_endings import FlowEndings
+from flowfabric.engine.flows import endings_of, forgotten, lock_edge, lock_group
 from flowfabric.engine.operators import trim_executions
 from flowfabric.engine.unit import Swept
-from flowfabric.engine.work import Work
 from flowfabric.store.base import Parameter, Reader, Transaction
-
-TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
-"""How the rows of one member, or a lock on them, can fail a whole batch."""
-
-
-class ResolvedEdges(Struct, frozen=True, kw_only=True):
-    """What resolving some edges did."""
-
-    resolution: Resolution
-    children: Changes
-    """What became of the executions whose groups fired."""
-
-
-async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
-    await tx.select(
-        "enqueue_siblings",
-        partition_keys=[group.partition_key for group in fired],
-        downstream_ids=[uuid_of(group.downstream_id) for group in fired],
-        reasons=[group.cancel_reason or "" for group in fired],
-        now_ms=await tx.now_ms(),
-    )
-    tx.hint(unit.MEMBER_CANCEL_TOPIC)
-
-
-def forgotten(flow: FlowRecord, now_ms: int) -> bool:
-    """Whether the flow is past its keep time: it is gone for everybody, deleted or not."""
-    return flow.retain_until_ms is not None and flow.retain_until_ms <= now_ms
-
-
-async def member_counts(
-    reader: Reader, flow_id: FlowId, statement: str = "count_flow_members"
-) -> MemberCounts:
-    """How many members of a flow are in which state."""
-    satisfied, impossible = flow_joins.SIBLING_REASONS
-    rows = await reader.select_as(
-        CountRow, statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
-    )
-    return MemberCounts(
-        {row.public_state: row.members for row in rows},
-        sum(row.spared for row in rows if row.public_state is PublicState.CANCELLED),
-        tuple(row.last_ended_at_ms for row in rows if row.last_ended_at_ms is not None),
-    )
-
-
-class CountRow(Struct, frozen=True, kw_only=True):
-    public_state: PublicState
-    members: int
-    spared: int
-    last_ended_at_ms: int | None = None
-
-
-async def inputs_of(
-    reader: Reader, execution_ids: Sequence[ExecutionId]
-) -> dict[ExecutionId, dict[str, ExecutionInput]]:
-    """What upstreams passed to executions, by edge, in the order in which it arrived."""
-    if not execution_ids:
-        return {}
-    found = await reader.select_records(
-        ExecutionInput, "inputs_of_executions", **unit.id_columns(execution_ids)
-    )
-    inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {}
-    for each in found:
-        inputs.setdefault(each.execution_id, {})[each.edge_id] = each
-    return inputs
-
-
-async def passed_to(
-    reader: Reader, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
-) -> dict[ExecutionId, dict[str, ExecutionInput]]:
-    """What upstreams pass to the downstreams of groups that fired: stored before, and new."""
-    passing = {
-        group.downstream_id: group.named_inputs
-        for group in fired
-        if group.named_inputs and group.group_state is GroupState.SATISFIED
-    }
-    inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {each: {} for each in passing}
-    for each in new_inputs:
-        if each.execution_id in passing:
-            inputs[each.execution_id][each.edge_id] = each
-    # Where all are new there is nothing to look for.
-    stored = await inputs_of(reader, [i for i, named in passing.items() if named > len(inputs[i])])
-    return inputs | {each: stored.get(each, {}) | inputs[each] for each in stored}
-
-
-async def endings_of(
-    reader: Reader, partition_key: int, execution_ids: Sequence[ExecutionId]
-) -> dict[ExecutionId, Ending]:
-    """How executions ended, those that have."""
-    if not execution_ids:
-        return {}
-    rows = await reader.select_as(
-        ResultRow,
-        "results_of_executions",
-        partition_key=partition_key,
-        execution_ids=[uuid_of(each) for each in execution_ids],
-    )
-    return {
-        row.execution_id: Ending(
-            outcome=row.terminal_outcome,
-            replay_count=row.replay_count,
-            result=row.result,
-            result_encoding=row.result_encoding,
-        )
-        for row in rows
-    }
-
-
-class ResultRow(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
-    terminal_outcome: TerminalOutcome
-    replay_count: int
-    result: bytes | None
-    result_encoding: str | None
-
-
-def skipped_among(changes: Changes) -> list[ExecutionId]:
-    return [
-        record.execution_id
-        for record in changes.updates
-        if isinstance(record, Execution) and record.terminal_outcome is TerminalOutcome.SKIPPED
-    ]
-
 
 FORGET_STEPS_MAX = 2_000
 """More than the largest flow takes to go."""
@@ -190,16 +49,6 @@ async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Executio
     if execution is None:
         raise errors.NotFound("execution", execution_id)
     return execution
-
-
-async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
-    key = unit.execution_key(downstream_id)
-    return await tx.lock_one(EdgeGroup, key)
-
-
-async def lock_edge(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> Edge | None:
-    key = (flow.partition_key, flow.flow_id, edge_id)
-    return await tx.lock_one(Edge, key)
 
 
 async def refuse_existing(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> None:
@@ -248,145 +97,27 @@ def check_same(edge: Edge, wanted: flow_joins.NewEdge) -> None:
         )
 
 
-def check_edge_id(edge_id: object) -> EdgeId:
-    return EdgeId(parse_uuid("edge_id", edge_id))
-
-
 FLOWS_PER_TRIM = 50
 
 
-class FlowBuilding(unit.Group):
-    def __init__(self, shell: unit.Shell, work: Work) -> None:
-        super().__init__(shell)
-        self.work = work
+class FlowBuilding(FlowEndings):
+    async def create_flow(
+        self, flow_id: str, *, flow_kind: str, namespace: str = "default"
+    ) -> results.CreateFlowResult:
+        """Create an empty flow. An id that exists is left as it is.
 
-    # Input
+        The id of one past its keep time is free again; what is left of that one goes first.
+        """
+        asked = self.check_flow_id(flow_id)
+        kind = check_name("flow_kind", flow_kind)
+        checked_namespace = parse_namespace(namespace)
+        answer = await self._insert_flow(asked, kind, checked_namespace)
+        if isinstance(answer, results.FlowExists) and await self.dispatch_left(asked):
+            # Whether it has ended, and when, is known only now.
+            answer = await self._insert_flow(asked, kind, checked_namespace)
+        return answer
 
-    def check_flow_id(self, flow_id: object) -> FlowId:
-        return FlowId(parse_uuid("flow_id", flow_id))
-
-    def flow_key(self, flow_id: FlowId) -> tuple[int, FlowId]:
-        return flow_partition(flow_id, self.shell.deployment.partitions), flow_id
-
-    def check_member_id(
-        self, flow_id: FlowId, execution_id: object, field: str = "execution_id"
-    ) -> ExecutionId:
-        """An execution id that can belong to the flow: both live in one partition."""
-        asked = self.shell.check_execution_id(execution_id, field)
-        partition_key, _ = self.flow_key(flow_id)
-        if partition_of(asked) != partition_key:
-            raise errors.InvalidInput(
-                field,
-                f"is in another partition than flow {flow_id}, whose members are"
-                f" in {{fp:{partition_key}}}",
-                asked,
-            )
-        return asked
-
-    def check_ends(
-        self, flow_id: FlowId, upstream_id: object, downstream_id: object
-    ) -> tuple[ExecutionId, ExecutionId]:
-        """The two ends of an edge."""
-        return (
-            self.check_member_id(flow_id, upstream_id, "upstream_execution_id"),
-            self.check_member_id(flow_id, downstream_id, "downstream_execution_id"),
-        )
-
-    # Rows
-
-    async def lock_flow(self, tx: Transaction, flow_id: FlowId) -> FlowRecord:
-        flow = await self.lock_flow_or_none(tx, flow_id)
-        if flow is None:
-            raise errors.NotFound("flow", flow_id)
-        return flow
-
-    async def lock_flow_or_none(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
-        key = self.flow_key(flow_id)
-        flow = await tx.lock_one(FlowRecord, key)
-        return None if flow is None or forgotten(flow, await tx.now_ms()) else flow
-
-    async def find_flow(self, reader: Reader, flow_id: FlowId) -> FlowRecord | None:
-        key = self.flow_key(flow_id)
-        flow = await reader.get_one(FlowRecord, key)
-        return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
-
-    def with_derived_state(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
-        return flow_joins.with_derived_state(flow, now_ms, self.shell.config.retention_ms)
-
-    # Joins
-
-    async def resolve_edges(
-        self,
-        tx: Transaction,
-        edges: Iterable[Edge],
-        groups: Mapping[ExecutionId, EdgeGroup],
-        endings: Mapping[ExecutionId, Ending],
-        also: Changes = NO_CHANGES,
-    ) -> ResolvedEdges:
-        """Resolve edges and release what need not wait any longer; saves `also` along."""
-        resolution = resolve_edges(edges, groups, endings, await tx.now_ms())
-        own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
-        children = await self.fire(tx, resolution.fired, resolution.inputs, combine([own, also]))
-        return ResolvedEdges(resolution=resolution, children=children)
-
-    async def fire(
-        self,
-        tx: Transaction,
-        fired: Sequence[EdgeGroup],
-        new_inputs: Sequence[ExecutionInput],
-        also: Changes,
-    ) -> Changes:
-        """Let go the downstreams of groups that fired, and have what they spare cancelled."""
-        sparing = [group for group in fired if group.cancel_reason is not None]
-        if sparing:
-            # Before any member is locked: cancelling locks in this order, too.
-            await tx.save(also)
-            also = NO_CHANGES
-            await enqueue_siblings(tx, sparing)
-        children = await self._load_and_release(tx, fired, new_inputs) if fired else NO_CHANGES
-        await tx.save(combine([also, children]))
-        unit.hint_about(tx, children, await tx.now_ms())
-        return children
-
-    async def _load_and_release(
-        self, tx: Transaction, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
-    ) -> Changes:
-        inputs = await passed_to(tx, fired, new_inputs)
-        subjects = await self._waiting(tx, fired, ending=bool(inputs))
-        return self.release_changes(fired, inputs, subjects, await tx.now_ms())
-
-    def release_changes(
-        self,
-        fired: Sequence[EdgeGroup],
-        inputs: Mapping[ExecutionId, Mapping[str, ExecutionInput]],
-        subjects: Mapping[ExecutionId, Subject],
-        now_ms: int,
-    ) -> Changes:
-        """What groups that fired do to their downstreams."""
-        timing = self.shell.timing(now_ms)
-        return combine(
-            release(
-                subjects[group.downstream_id],
-                group,
-                list(inputs.get(group.downstream_id, {}).values()),
-                timing,
-                self.shell.config.payload_bytes_max,
-            )
-            for group in fired
-            if group.downstream_id in subjects
-        )
-
-    async def _waiting(
-        self, tx: Transaction, fired: Sequence[EdgeGroup], *, ending: bool
-    ) -> dict[ExecutionId, Subject]:
-        """Lock downstreams; their attempts and grants too where one may end."""
-        ids = [group.downstream_id for group in fired]
-        if ending or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
-            return await unit.lock_subjects(tx, ids)
-        found = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(ids)])
-        return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}
-
-    async def insert_flow(
+    async def _insert_flow(
         self, flow_id: FlowId, flow_kind: str, namespace: Namespace
     ) -> results.CreateFlowResult:
         """Create an empty flow, or find the one that has the id and is not past its keep time."""
@@ -559,6 +290,33 @@ class FlowBuilding(unit.Group):
             resolved = await self.resolve_edges(tx, [edge], {edge.downstream_id: group}, endings)
             group = next(iter(resolved.resolution.groups), group)
         return results.Applied(unsatisfied_count=group.applied - flow_joins.resolved_count(group))
+
+    # Edges that were never applied
+
+    async def apply_due_edges(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Apply edges that were staged a while ago and then forgotten."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def due(reader: Reader) -> Sequence[Edge]:
+            before_ms = await reader.now_ms() - EDGE_APPLY_AFTER_MS
+            return await reader.select_records(Edge, "due_edges", before_ms=before_ms, limit=limit)
+
+        edges = await self.store.read(due)
+        acted = 0
+        for edge in edges:
+            acted += await self._apply_late(edge)
+        return Swept(acted=acted, full=len(edges) == limit)
+
+    async def _apply_late(self, found: Edge) -> bool:
+        async def body(tx: Transaction) -> bool:
+            flow = await self.lock_flow_or_none(tx, found.flow_id)
+            edge = None if flow is None else await lock_edge(tx, flow, found.edge_id)
+            if edge is None or edge.edge_state is EdgeState.APPLIED:
+                return False
+            await self.apply_edge(tx, edge)
+            return True
+
+        return await self.store.transact(body)
 
     # Policies
 

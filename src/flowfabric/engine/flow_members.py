@@ -22,7 +22,7 @@ from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import edge_snapshot
 from flowfabric.engine.creation import CreateBody
-from flowfabric.engine.flow_building import FlowBuilding, endings_of
+from flowfabric.engine.flows import FlowGroup, endings_of
 from flowfabric.engine.unit import execution_key, new_uuid
 from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
 from flowfabric.store.base import Transaction
@@ -45,7 +45,7 @@ class JoinPlan(Struct, frozen=True, kw_only=True):
     joins: dict[ExecutionId, CheckedJoin]
 
 
-class FlowMembers(FlowBuilding):
+class FlowMembers(FlowGroup):
     def new_member_id(self, flow_id: str) -> ExecutionId:
         """A fresh id for a new member of the flow."""
         return member_execution_id(

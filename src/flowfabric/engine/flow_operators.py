@@ -15,19 +15,14 @@ from msgspec import Struct
 from flowfabric import errors
 from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
-from flowfabric.core.executions import (
-    CancelRequest,
-    Timing,
-    decide_cancel,
-    decide_cancel_waiting,
-)
+from flowfabric.core.executions import CancelRequest, Timing, decide_cancel, decide_cancel_waiting
 from flowfabric.core.flow_joins import SIBLING_REASONS
 from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, combine
 from flowfabric.engine import reads, unit
-from flowfabric.engine.flow_building import TROUBLE, FlowBuilding, endings_of, forgotten, inputs_of
+from flowfabric.engine.flows import TROUBLE, FlowGroup, endings_of, forgotten, inputs_of
 from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching
 from flowfabric.engine.unit import Swept
 from flowfabric.store.base import Key, Transaction
@@ -37,7 +32,7 @@ BUSY_PAUSE_S = 0.05
 DRAIN_ROUNDS_MAX = 100_000
 
 
-class FlowOperators(FlowBuilding):
+class FlowOperators(FlowGroup):
     async def cancel_flow(
         self,
         flow_id: str,
@@ -401,7 +396,7 @@ class BulkResult(Struct, frozen=True, kw_only=True):
 Act = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
 
 
-class FlowReplays(FlowBuilding):
+class FlowReplays(FlowGroup):
     # Replaying executions, those of flows with care for what they wait for
     #
     # A replayed member takes its place in the flow again: it is no longer counted as ended,

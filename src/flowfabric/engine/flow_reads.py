@@ -12,7 +12,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import blocked_by_code
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.flow_building import FlowBuilding, check_edge_id, member_counts
+from flowfabric.engine.flows import FlowGroup, check_edge_id, inputs_of, member_counts
 from flowfabric.engine.paging import cut
 from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.unit import execution_key
@@ -42,7 +42,7 @@ class FlowMemberPage(Struct, frozen=True, kw_only=True):
     next_cursor: ids.ExecutionId | None
 
 
-class FlowReads(FlowBuilding):
+class FlowReads(FlowGroup):
     async def describe_flow(self, flow_id: str) -> views.FlowSnapshot | None:
         asked = self.check_flow_id(flow_id)
 
@@ -246,6 +246,22 @@ class FlowReads(FlowBuilding):
             return views.eligibility(execution, group)
 
         return await self.store.read(body)
+
+    # What a worker gets from upstreams
+
+    async def read_execution_inputs(self, execution_id: str) -> dict[str, bytes | None]:
+        """Results passed along edges, by name; None for an upstream that left none."""
+        asked = self.shell.check_execution_id(execution_id)
+
+        async def body(reader: Reader) -> dict[str, bytes | None]:
+            inputs = (await inputs_of(reader, [asked])).get(asked, {})
+            return {each.name: each.value for each in inputs.values()}
+
+        unpack = self.shell.values.unpack
+        return await self.shell.values.through(
+            await self.store.read(body),
+            lambda found: {name: unpack(value) for name, value in found.items()},
+        )
 
     # Summaries
 
