@@ -13,7 +13,7 @@ from flowfabric.core.records import Lane
 from flowfabric.core.results import Duplicate
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.leases import LanePage
+from flowfabric.engine.lanes import LanePage
 from flowfabric.errors import Corruption, LaneNotAccepting, NotFound
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock

@@ -19,8 +19,8 @@ from flowfabric.core.workers import (
     WorkerEventKind,
     decide_heartbeat,
 )
+from flowfabric.engine.lanes import LaneCounts
 from flowfabric.engine.unit import Swept
-from flowfabric.engine.workers import LaneCounts
 from flowfabric.errors import InvalidCapabilities, InvalidInput, LeaseRevoked
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock

@@ -12,8 +12,8 @@ from flowfabric.cli.screen import fixed, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.records import Lane
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.lanes import LaneCounts
 from flowfabric.engine.paging import pages
-from flowfabric.engine.workers import LaneCounts
 
 COUNTED: Final = ("ready", "running", "delayed", "suspended", "held")
 COLUMNS: Final = (

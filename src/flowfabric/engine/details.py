@@ -19,8 +19,8 @@ from flowfabric.core.views import ChildView, ExecutionDetails, details
 from flowfabric.engine import paging
 from flowfabric.engine.creation import NamespaceRow
 from flowfabric.engine.gates import held_up
-from flowfabric.engine.leases import required_capabilities
 from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
+from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key, id_columns
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction

@@ -28,6 +28,7 @@ from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.keeping_back import KeepingBack
+from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.routes import Route
 from flowfabric.engine.schedules import Schedules
@@ -167,6 +168,7 @@ class Engine:
         self.config = shell.config
         self.deployment = shell.deployment
         self.work = Work(shell)
+        self.lanes = Lanes(shell)
         self.workers = Workers(shell)
         self.grants = Grants(shell, self.work)
         self.keeping_back = KeepingBack(shell)
@@ -307,13 +309,6 @@ class Engine:
     renew_many = operation("work", Work.renew_many)
     find_lost_leases = operation("work", Work.find_lost_leases)
     renew_lease = operation("work", Work.renew_lease)
-    register_lane = operation("work", Work.register_lane)
-    register_configured_lanes = operation("work", Work.register_configured_lanes)
-    list_lanes = operation("work", Work.list_lanes)
-    pause_lane = operation("work", Work.pause_lane)
-    resume_lane = operation("work", Work.resume_lane)
-    drain_lane = operation("work", Work.drain_lane)
-    disable_lane = operation("work", Work.disable_lane)
     record_steps = operation("work", Work.record_steps)
     list_steps = operation("work", Work.list_steps)
     await_executions = operation("work", Work.await_executions)
@@ -354,6 +349,17 @@ class Engine:
     trim_events = operation("work", Work.trim_events)
     trim_guards = operation("work", Work.trim_guards)
     trim_routes = operation("work", Work.trim_routes)
+
+    # Lanes
+
+    register_lane = operation("lanes", Lanes.register_lane)
+    register_configured_lanes = operation("lanes", Lanes.register_configured_lanes)
+    list_lanes = operation("lanes", Lanes.list_lanes)
+    pause_lane = operation("lanes", Lanes.pause_lane)
+    resume_lane = operation("lanes", Lanes.resume_lane)
+    drain_lane = operation("lanes", Lanes.drain_lane)
+    disable_lane = operation("lanes", Lanes.disable_lane)
+    count_lanes = operation("lanes", Lanes.count_lanes)
 
     # Limits
 
@@ -414,7 +420,6 @@ class Engine:
     list_workers = operation("workers", Workers.list_workers)
     list_worker_events = operation("workers", Workers.list_worker_events)
     expire_workers = operation("workers", Workers.expire_workers)
-    count_lanes = operation("workers", Workers.count_lanes)
 
     # Schedules
 

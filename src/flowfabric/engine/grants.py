@@ -42,6 +42,7 @@ from flowfabric.engine.grant_limits import (
     pass_by,
 )
 from flowfabric.engine.keeping_back import find_kept_back, let_go
+from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import present_workers
@@ -463,7 +464,7 @@ class Grants(unit.Group):
         execution = subject.execution
         place = grants.Where(
             lane=await tx.get_one(Lane, (execution.lane_id,)),
-            required=await leases.required_capabilities(tx, execution.route_id),
+            required=await required_capabilities(tx, execution.route_id),
         )
         return subject, place
 

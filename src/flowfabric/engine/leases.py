@@ -1,4 +1,4 @@
-"""Claiming work, renewing leases, and the lanes work is claimed from.
+"""Claiming work and renewing leases.
 
 A claim looks at the ready rows of the routes this worker can serve, best first,
 and takes up to `limit` of them in one round trip. The statement behind it
@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
+from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import (
     check_int,
     check_list,
     check_offered,
-    check_text,
     optional,
 )
 from flowfabric.core.executions import Timing
@@ -48,17 +47,16 @@ from flowfabric.core.leases import (
     compare_fence,
     decide_renew,
 )
-from flowfabric.core.records import Execution, Lane
+from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed, Renewed
-from flowfabric.core.states import AttemptType, LaneState
-from flowfabric.core.transitions import Changes, Decision, Subject
-from flowfabric.core.views import stored_lane_id
+from flowfabric.core.states import AttemptType
+from flowfabric.core.transitions import Decision, Subject
 from flowfabric.core.workers import LaneShares, LaneWeights
-from flowfabric.engine import paging, routes, unit
+from flowfabric.engine import unit
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
 from flowfabric.engine.keeping_back import let_go_for
-from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.errors import FlowFabricError, LeaseExpired, RetryExhausted
+from flowfabric.store.base import Row, Transaction
 from flowfabric.store.mapping import answers_of
 
 LEASE_TTL_MS = 30_000
@@ -177,16 +175,6 @@ class RenewedRow(Struct, frozen=True, gc=False, array_like=True):
     position: int
     expires_at_ms: int
     lease_epoch: int
-
-
-class LanePage(Struct, frozen=True, kw_only=True):
-    lanes: tuple[Lane, ...]
-    next_cursor: LaneId | None
-
-
-async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:
-    (required,) = await reader.select_as(str, "capabilities_of_route", route_id=route_id)
-    return tuple(msgspec.json.decode(required, type=list[str]))
 
 
 class Leases(unit.Group):
@@ -500,72 +488,3 @@ class Leases(unit.Group):
             # What went through a codec has to be read one by one.
             progress=None if self.shell.values.coded else row.progress,
         )
-
-    # Lanes: named queues that can be paused, resumed and drained ------------
-    #
-    # A lane's state is looked at when work is created and when it is claimed; the
-    # executions in it stay untouched, so pausing a million of them costs one row.
-
-    async def register_lane(self, lane_id: str, *, registered_by: str = "operator") -> Lane:
-        """Make a lane known before its first execution. Safe to repeat."""
-        parsed = parse_lane_id(lane_id)
-        check_text("registered_by", registered_by)
-
-        async def body(tx: Transaction) -> Lane:
-            await routes.register_lanes(tx, [parsed], registered_by)
-            return (await tx.get(Lane, [(parsed,)]))[(parsed,)]
-
-        return await self.store.transact(body)
-
-    async def register_configured_lanes(self) -> None:
-        """Make the lanes of the settings known."""
-        if not self.shell.config.lanes:
-            return
-
-        async def body(tx: Transaction) -> None:
-            await routes.register_lanes(tx, self.shell.config.lanes, "configuration")
-
-        await self.store.transact(body)
-
-    async def list_lanes(self, *, cursor: str | None = None, limit: int = 100) -> LanePage:
-        """Lanes by name, after `cursor`."""
-        check_int("limit", limit, 0, PAGE_MAX)
-        after = "" if cursor is None else parse_lane_id(cursor, "cursor")
-
-        found = await self.select_records(Lane, "list_lanes", after=after, limit=limit + 1)
-        page, last = paging.cut(found, limit, lambda lane: lane.lane_id)
-        for lane in page:
-            stored_lane_id(lane.lane_id)
-        return LanePage(lanes=page, next_cursor=last)
-
-    async def pause_lane(self, lane_id: str) -> Lane:
-        """Stop handing out its work; submissions are still taken, running work goes on."""
-        return await self._set_state(lane_id, LaneState.PAUSED)
-
-    async def resume_lane(self, lane_id: str) -> Lane:
-        """Take and hand out work again."""
-        return await self._set_state(lane_id, LaneState.ACTIVE)
-
-    async def drain_lane(self, lane_id: str) -> Lane:
-        """Refuse new submissions; what is there is worked off."""
-        return await self._set_state(lane_id, LaneState.DRAINING)
-
-    async def disable_lane(self, lane_id: str) -> Lane:
-        """Refuse new submissions and hand out nothing."""
-        return await self._set_state(lane_id, LaneState.DISABLED)
-
-    async def _set_state(self, lane_id: str, state: LaneState) -> Lane:
-        key = (parse_lane_id(lane_id),)
-
-        async def body(tx: Transaction) -> Lane:
-            lane = await tx.lock_one(Lane, key)
-            if lane is None:
-                raise NotFound("lane", lane_id)
-            if lane.state is state:
-                return lane
-            changed = structs.replace(lane, state=state, state_changed_at_ms=await tx.now_ms())
-            await tx.save(Changes(updates=(changed,)))
-            tx.hint(unit.ready_topic(lane.lane_id))
-            return changed
-
-        return await self.store.transact(body)

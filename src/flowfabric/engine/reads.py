@@ -12,7 +12,8 @@ from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upst
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
 from flowfabric.core.steps import blocked_by_code
-from flowfabric.engine import gates, leases, paging, unit
+from flowfabric.engine import gates, paging, unit
+from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.workers import present_workers
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Parameter, Reader
@@ -289,7 +290,7 @@ class Reads(unit.Group):
             execution = await find(reader, asked)
             required: tuple[str, ...] = ()
             if execution is not None and "required_capabilities" in wanted:
-                required = await leases.required_capabilities(reader, execution.route_id)
+                required = await required_capabilities(reader, execution.route_id)
             return views.core_fields(execution, wanted, required)
 
         return await self.store.read(body)
@@ -483,7 +484,7 @@ async def surroundings(reader: Reader, execution: records.Execution) -> Surround
     lane_key = (execution.lane_id,)
     facts = await gates.gate_facts(reader, [execution.route_id]) if execution.ready else {}
     now_ms = await reader.now_ms()
-    required = await leases.required_capabilities(reader, execution.route_id)
+    required = await required_capabilities(reader, execution.route_id)
     (ahead,) = await reader.select_as(
         int,
         "count_ahead",

@@ -23,7 +23,7 @@ from flowfabric.core.records import Lane
 from flowfabric.core.states import LaneState
 from flowfabric.engine import gates
 from flowfabric.errors import InvalidInput
-from flowfabric.store.base import Store, Transaction
+from flowfabric.store.base import Reader, Store, Transaction
 
 
 class Route(NamedTuple):
@@ -173,3 +173,8 @@ async def register_lanes(tx: Transaction, lane_ids: Sequence[str], registered_by
             for lane_id in sorted(lane_ids)
         ]
     )
+
+
+async def required_capabilities(reader: Reader, route_id: int) -> tuple[str, ...]:
+    (required,) = await reader.select_as(str, "capabilities_of_route", route_id=route_id)
+    return tuple(msgspec.json.decode(required, type=list[str]))

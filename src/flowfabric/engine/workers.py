@@ -22,7 +22,6 @@ from flowfabric.core.ids import (
 from flowfabric.core.leases import decide_revoke
 from flowfabric.core.records import Lane
 from flowfabric.core.results import AlreadySatisfied, Revoked
-from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
 from flowfabric.engine import paging, unit
@@ -40,42 +39,6 @@ EVENTS_PAGE = 100
 class WorkerPage(Struct, frozen=True, kw_only=True):
     workers: tuple[workers.WorkerEntry, ...]
     next_cursor: str | None
-
-
-class LaneCounts(Struct, frozen=True, kw_only=True):
-    """How much work there is in a lane that has not ended."""
-
-    lane_id: LaneId
-    ready: int = 0
-    """Nothing but a worker is missing."""
-    running: int = 0
-    delayed: int = 0
-    suspended: int = 0
-    held: int = 0
-    """It waits for other executions, a limit, a grant or an operator."""
-
-
-class LaneCount(Struct, frozen=True, kw_only=True):
-    """A row of `count_by_lane`."""
-
-    lane_id: LaneId
-    public_state: PublicState
-    ready: bool
-    executions: int
-
-    @property
-    def counted_as(self) -> str:
-        if self.ready:
-            return "ready"
-        match self.public_state:
-            case PublicState.ACTIVE:
-                return "running"
-            case PublicState.DELAYED:
-                return "delayed"
-            case PublicState.SUSPENDED:
-                return "suspended"
-            case _:
-                return "held"
 
 
 class Held(Struct, frozen=True, kw_only=True):
@@ -297,14 +260,6 @@ class Workers(unit.Group):
             return Swept(acted=len(gone) + len(old), full=limit in (len(gone), len(old)))
 
         return await self.store.transact(body)
-
-    async def count_lanes(self) -> tuple[LaneCounts, ...]:
-        """How much work there is in each lane that has any."""
-        counts: dict[LaneId, dict[str, int]] = {}
-        for row in await self.select_as(LaneCount, "count_by_lane"):
-            lane, what = counts.setdefault(row.lane_id, {}), row.counted_as
-            lane[what] = lane.get(what, 0) + row.executions
-        return tuple(LaneCounts(lane_id=lane, **each) for lane, each in sorted(counts.items()))
 
 
 async def present_workers(reader: Reader) -> Sequence[workers.WorkerEntry]:
