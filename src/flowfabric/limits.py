@@ -36,7 +36,7 @@ from flowfabric.core.gates import (
     WhileSuspended,
 )
 from flowfabric.core.policies import duration_ms, span
-from flowfabric.engine.admission import GateUse
+from flowfabric.engine.limits import GateUse
 from flowfabric.engine.paging import pages
 from flowfabric.errors import InvalidInput
 from flowfabric.parts import AppPart

@@ -14,7 +14,7 @@ from flowfabric.core.results import Claimed
 from flowfabric.core.states import BlockingReason
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import gates
-from flowfabric.engine.admission import GateUse
+from flowfabric.engine.limits import GateUse
 from flowfabric.errors import ConcurrencyLimitExceeded, InvalidInput
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock

@@ -21,7 +21,7 @@ from flowfabric.core.gates import (
 )
 from flowfabric.core.ids import QuotaPolicyId
 from flowfabric.core.results import AlreadySatisfied
-from flowfabric.engine.admission import (
+from flowfabric.engine.limits import (
     AdmissionReleased,
     GatePage,
     GateUse,

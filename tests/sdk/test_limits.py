@@ -8,7 +8,7 @@ import pytest
 
 from flowfabric import App, Context, Limit, testing
 from flowfabric.core.gates import LimitSource, WhileSuspended
-from flowfabric.engine.admission import GateUse
+from flowfabric.engine.limits import GateUse
 from flowfabric.errors import Conflict, InvalidInput, NotFound
 from flowfabric.limits import LimitStatus, rate_of, rate_text, spec_of
 from flowfabric.task import TaskSettings

@@ -15,7 +15,6 @@ from msgspec import Struct
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
-from flowfabric.engine.admission import Admissions
 from flowfabric.engine.audit import Audits
 from flowfabric.engine.budget_sweeps import BudgetSweeps
 from flowfabric.engine.budgets import Budgets
@@ -29,6 +28,7 @@ from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.keeping_back import KeepingBack
 from flowfabric.engine.lanes import Lanes
+from flowfabric.engine.limits import LimitOperations
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.routes import Route
 from flowfabric.engine.schedules import Schedules
@@ -173,7 +173,7 @@ class Engine:
         self.grants = Grants(shell, self.work)
         self.keeping_back = KeepingBack(shell)
         self.schedules = Schedules(shell, self.work)
-        self.admissions = Admissions(shell)
+        self.limits = LimitOperations(shell)
         self.budgets = Budgets(shell, self.work)
         self.flows = Flows(shell, self.work)
         self.budget_sweeps = BudgetSweeps(shell, self.flows)
@@ -363,18 +363,18 @@ class Engine:
 
     # Limits
 
-    create_quota_policy = operation("admissions", Admissions.create_quota_policy)
-    read_quota_policy_limits = operation("admissions", Admissions.read_quota_policy_limits)
-    find_limit_namespaces = operation("admissions", Admissions.find_limit_namespaces)
-    check_admission = operation("admissions", Admissions.check_admission)
-    release_admission = operation("admissions", Admissions.release_admission)
-    declare_limits = operation("admissions", Admissions.declare_limits)
-    set_limit = operation("admissions", Admissions.set_limit)
-    remove_limit = operation("admissions", Admissions.remove_limit)
-    reset_limit = operation("admissions", Admissions.reset_limit)
-    read_limit = operation("admissions", Admissions.read_limit)
-    list_limits = operation("admissions", Admissions.list_limits)
-    list_limit_use = operation("admissions", Admissions.list_limit_use)
+    create_quota_policy = operation("limits", LimitOperations.create_quota_policy)
+    read_quota_policy_limits = operation("limits", LimitOperations.read_quota_policy_limits)
+    find_limit_namespaces = operation("limits", LimitOperations.find_limit_namespaces)
+    check_admission = operation("limits", LimitOperations.check_admission)
+    release_admission = operation("limits", LimitOperations.release_admission)
+    declare_limits = operation("limits", LimitOperations.declare_limits)
+    set_limit = operation("limits", LimitOperations.set_limit)
+    remove_limit = operation("limits", LimitOperations.remove_limit)
+    reset_limit = operation("limits", LimitOperations.reset_limit)
+    read_limit = operation("limits", LimitOperations.read_limit)
+    list_limits = operation("limits", LimitOperations.list_limits)
+    list_limit_use = operation("limits", LimitOperations.list_limit_use)
 
     # Budgets
 

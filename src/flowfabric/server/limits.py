@@ -10,8 +10,8 @@ from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
 from flowfabric.core.gates import QuotaPolicy, WhileSuspended
 from flowfabric.core.tokens import Scope
-from flowfabric.engine.admission import GateUse, PolicyCreated
 from flowfabric.engine.budgets import BudgetStatus
+from flowfabric.engine.limits import GateUse, PolicyCreated
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession
 from flowfabric.server.routing import CREATES, JsonAnswer, Routes, answer

@@ -1,7 +1,7 @@
 """Limits: policies, changed while work goes on, and slots that are taken by hand.
 
-Claims ask the gates of policies by themselves; see `gates`. A program declares its limits each
-time it starts. A value set at run time wins over that until it is reset.
+Claims ask the gates of policies by themselves; see `engine.gates`. A program declares its
+limits each time it starts. A value set at run time wins over that until it is reset.
 """
 
 import random
@@ -79,7 +79,7 @@ class GatePage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class Admissions(unit.Group):
+class LimitOperations(unit.Group):
     async def create_quota_policy(
         self,
         quota_policy_id: str,
