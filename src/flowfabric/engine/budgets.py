@@ -31,12 +31,11 @@ from flowfabric.engine.ledger import (
     save_budgets,
 )
 from flowfabric.engine.unit import (
-    DUE_HINT_WITHIN_MS,
-    DUE_TOPIC,
     EVENT_TOPIC,
     Group,
     Shell,
     execution_key,
+    hint_if_soon,
     value_or_error,
 )
 from flowfabric.engine.work import FailureReport, Work
@@ -148,7 +147,7 @@ class Budgets(Group):
                 await save_budgets(tx, {existing.budget_id: existing}, [wanted])
             if wanted.scope_type in rules.ATTACHING:
                 await gates.attach_budget(tx, wanted)
-            hint_if_soon(tx, wanted, now_ms)
+            hint_if_soon(tx, wanted.next_reset_at_ms, now_ms)
             return BudgetCreated(budget=wanted, change="created")
 
         return await self.store.transact(body)
@@ -165,7 +164,7 @@ class Budgets(Group):
             after = rules.posted(account, now_ms)
             if after != before:
                 await save_budgets(tx, {before.budget_id: before}, [after])
-                hint_if_soon(tx, after, now_ms)
+                hint_if_soon(tx, after.next_reset_at_ms, now_ms)
             return status_of(rules.opened(after))
 
         wanted = blank_budget(budget_id, namespace)
@@ -497,7 +496,7 @@ async def reset_in(tx: Transaction, budgets: Sequence[Budget]) -> list[Budget]:
     after = [rules.posted(rules.reset(rules.opened(each), now_ms), now_ms) for each in budgets]
     await save_budgets(tx, {each.budget_id: each for each in budgets}, after)
     for each in after:
-        hint_if_soon(tx, each, now_ms)
+        hint_if_soon(tx, each.next_reset_at_ms, now_ms)
     return after
 
 
@@ -553,12 +552,6 @@ def reserve_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> rules
         raise outcome
     assert not isinstance(outcome, rules.UsageCounted | rules.SoftBreach)
     return outcome
-
-
-def hint_if_soon(tx: Transaction, budget: Budget, now_ms: int) -> None:
-    soon_ms = now_ms + DUE_HINT_WITHIN_MS
-    if budget.next_reset_at_ms is not None and budget.next_reset_at_ms <= soon_ms:
-        tx.hint(DUE_TOPIC)
 
 
 def _check_reservation_id(value: object) -> str:

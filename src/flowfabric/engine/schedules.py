@@ -30,7 +30,7 @@ from flowfabric.cron import recurrence_of
 from flowfabric.engine import paging
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.routes import Route
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, Group, Shell, Swept
+from flowfabric.engine.unit import Group, Shell, Swept, hint_if_soon
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Transaction
 
@@ -80,7 +80,7 @@ class Schedules(Group):
             stored = rules.merge(existing, self._check_definition(packed, now_ms))
             if stored is existing:
                 return Upserted(schedule=stored, change="unchanged")
-            hint_if_soon(tx, stored, now_ms)
+            hint_if_soon(tx, stored.next_due_at_ms, now_ms)
             if existing is not None:
                 await tx.save(Changes(updates=(stored,)))
                 return Upserted(schedule=stored, change="changed")
@@ -121,7 +121,7 @@ class Schedules(Group):
             now_ms = await tx.now_ms()
             resumed = rules.resume(schedule, recurrence_of(schedule), now_ms)
             await tx.save(Changes(updates=(resumed,)))
-            hint_if_soon(tx, resumed, now_ms)
+            hint_if_soon(tx, resumed.next_due_at_ms, now_ms)
             return resumed
 
         key = check_key(schedule_id, namespace)
@@ -277,14 +277,6 @@ async def lock_schedule(tx: Transaction, key: Key) -> Schedule:
     if schedule is None:
         raise NotFound("schedule", str(key[1]))
     return schedule
-
-
-def hint_if_soon(tx: Transaction, schedule: Schedule, now_ms: int) -> None:
-    if (
-        schedule.next_due_at_ms is not None
-        and schedule.next_due_at_ms <= now_ms + DUE_HINT_WITHIN_MS
-    ):
-        tx.hint(DUE_TOPIC)
 
 
 def _behind(moved: Sequence[Schedule], now_ms: int) -> bool:

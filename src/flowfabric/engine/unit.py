@@ -631,6 +631,12 @@ def hint_about(tx: base.Saving, changes: transitions.Changes, now_ms: int) -> No
         tx.hint(topic)
 
 
+def hint_if_soon(tx: base.Saving, due_at_ms: int | None, now_ms: int) -> None:
+    """Wake the reconcilers if something is due before they look by themselves."""
+    for topic in topics_after(due_in_ms=None if due_at_ms is None else due_at_ms - now_ms):
+        tx.hint(topic)
+
+
 def _topics_of(execution: Execution, now_ms: int) -> set[str]:
     gated = execution.route_id in gated_routes
     leased = execution.ownership_state is OwnershipState.LEASED
