@@ -7,6 +7,8 @@ imitate our output. Text of several lines is printed as a `block` if nothing els
 and as `Indented` otherwise.
 """
 
+import os
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -19,6 +21,8 @@ from rich.text import Span, Text
 from flowfabric.core.checks import is_visible, visible, visible_lines
 
 INDENT: Final = "  "
+PIPED_COLUMNS: Final = 160
+"""The width of what goes into a pipe or file, unless COLUMNS says otherwise."""
 
 
 class Console(console.Console):
@@ -36,6 +40,13 @@ class Console(console.Console):
 
 def open_console(*, stderr: bool = False, width: int | None = None) -> Console:
     return Console(stderr=stderr, width=width, highlight=False, emoji=False, soft_wrap=False)
+
+
+def open_wide_console(*, stderr: bool = False) -> Console:
+    """One for tables and graphs: a pipe or file has room for their columns."""
+    stream = sys.stderr if stderr else sys.stdout
+    fits = stream.isatty() or "COLUMNS" in os.environ
+    return open_console(stderr=stderr, width=None if fits else PIPED_COLUMNS)
 
 
 def safe(text: Text | str, style: str | Style = "") -> Text:

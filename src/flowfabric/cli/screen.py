@@ -1,7 +1,6 @@
 """How things look on a terminal: tables that fit it, times people can read, states in colour."""
 
 import base64
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from flowfabric.core.checks import visible, visible_json
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState, PublicState
-from flowfabric.terminal import Console, open_console, safe
+from flowfabric.terminal import Console, open_wide_console, safe
 
 # Tables with one line per row that always fit the terminal ------------------
 #
@@ -161,8 +160,6 @@ def _without_middle(cell: Text, width: int) -> Text:
     return Text.assemble(head, "…", tail)
 
 
-PIPED_COLUMNS: Final = 160
-"""The width of a table that goes into a pipe or file, unless COLUMNS says otherwise."""
 WIDE_COLUMNS: Final = 132
 """From this width on, there is room for whole uuids."""
 SHORT_ID_CHARS: Final = 12
@@ -191,19 +188,13 @@ _LANE_STYLES: Final = {
 
 @cache
 def out() -> Console:
-    return _console(stderr=False)
+    return open_wide_console()
 
 
 @cache
 def err() -> Console:
     """Messages, questions and progress: never mixed into what a command prints."""
-    return _console(stderr=True)
-
-
-def _console(*, stderr: bool) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
-    return open_console(stderr=stderr, width=width)
+    return open_wide_console(stderr=True)
 
 
 def table(columns: Sequence[ScreenColumn], rows: Iterable[Sequence[Text | str]]) -> Group:

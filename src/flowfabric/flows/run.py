@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-import os
-import sys
 import time
 from typing import Final, Literal, TypeVar
 
@@ -30,14 +28,13 @@ from flowfabric.run import (
     find_obstacle,
     tell_obstacle,
 )
-from flowfabric.terminal import open_console
+from flowfabric.terminal import open_wide_console
 
 R = TypeVar("R")
 
 LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.02
 """Between two reads of a flow: a burst of endings costs few reads."""
-PIPED_COLUMNS: Final = 160
 ENDED: Final = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
 CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
@@ -173,9 +170,8 @@ class FlowRun:
 
         Nodes of a large flow that look alike share a line, unless `every_node`.
         """
-        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_COLUMNS
-        console = console or open_console(width=width)
-        print_graph(console, await self.view(), every_node=every_node)
+        graph = await self.view()
+        print_graph(console or open_wide_console(), graph, every_node=every_node)
 
     async def _checked_app(self) -> OpenedApp:
         """The app, once the flow is known to be in its namespace; flows never move."""
