@@ -335,7 +335,7 @@ lane_option = click.option(
     metavar="NAME[=WEIGHT]",
     help="Serve this lane; may be given several times. Otherwise: those of the tasks.",
 )
-json_option = click.option(
+json_lines_option = click.option(
     "--json", "as_json", is_flag=True, help="Log JSON lines also on a terminal."
 )
 concurrency_option = click.option(
@@ -382,7 +382,7 @@ log_level_option = click.option(
 )
 @click.option("--one-of-several", is_flag=True, hidden=True, help="What each of them is run with.")
 @log_level_option
-@json_option
+@json_lines_option
 def worker(
     reference: str,
     lanes: tuple[str, ...],
@@ -474,7 +474,7 @@ async def _leave() -> None:
 )
 @concurrency_option
 @log_level_option
-@json_option
+@json_lines_option
 @click.option("--once", is_flag=True, hidden=True, help="What is started again and again.")
 def dev(
     reference: str,

@@ -16,7 +16,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.waitpoints import InboxEntry
 from flowfabric.signals import send
 
-TOKEN_VARIABLE: Final = "FLOWFABRIC_SIGNAL_TOKEN"
+SIGNAL_TOKEN_VARIABLE: Final = "FLOWFABRIC_SIGNAL_TOKEN"
 
 _EFFECTS: Final = {
     SignalEffect.SATISFIED: "accepted; the execution goes on",
@@ -33,7 +33,7 @@ _LEFT: Final = "kept: what it waits for now does not need it, a later wait of th
 @click.option("--payload", metavar="JSON", help="What to send along.")
 @click.option(
     "--token",
-    envvar=TOKEN_VARIABLE,
+    envvar=SIGNAL_TOKEN_VARIABLE,
     show_envvar=True,
     help="Send with this token, instead of as an operator.",
 )
