@@ -52,8 +52,8 @@ from flowfabric.submission import check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
-from flowfabric.worker.functions import Factory, Resources
 from flowfabric.worker.leases import CONNECTIONS_MAX, Connect
+from flowfabric.worker.resources import Factory, Resources
 from flowfabric.worker.worker import (
     Stopping,
     Worker,

@@ -7,7 +7,7 @@ from typing import Protocol
 import pytest
 
 from flowfabric.errors import InvalidInput
-from flowfabric.worker.functions import Resources
+from flowfabric.worker.resources import Resources
 
 
 class Database:

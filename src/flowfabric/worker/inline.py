@@ -13,9 +13,10 @@ from flowfabric.outages import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
-from flowfabric.worker.functions import Functions, Resources
+from flowfabric.worker.functions import Functions
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.reports import Reports
+from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
 from flowfabric.worker.tasks import watch_tasks
 

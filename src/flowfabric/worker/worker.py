@@ -41,9 +41,10 @@ from flowfabric.submission import Submissions
 from flowfabric.task import Task
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
-from flowfabric.worker.functions import Functions, Resources
+from flowfabric.worker.functions import Functions
 from flowfabric.worker.leases import BEATS_PER_LEASE, Connect, Heartbeat, HeldLease, clock_s
 from flowfabric.worker.reports import Reports
+from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
 from flowfabric.worker.tasks import watch_tasks
 
