@@ -17,9 +17,9 @@ LIVENESS_TTL_MS_MIN = 1_000
 LIVENESS_TTL_MS_MAX = 60 * 60 * 1_000
 """How long a worker may be silent before it counts as gone."""
 WEIGHT_MAX = 1_000
-"""Of a lane beside others that a worker serves."""
+"""The weight of one lane among those a worker serves."""
 KEPT_BACK_MAX = 256
-"""Executions that nobody could run, which one call of a scheduler keeps back."""
+"""How many executions that no worker can run one call of a scheduler keeps back."""
 
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
 """Input payload and result, each. `EngineConfig.payload_bytes_max` changes it."""
@@ -103,7 +103,7 @@ DISPATCH_EDGES_MAX = 2_000
 CANCEL_BATCH = 200
 """Members one transaction cancels; a flow with no more is cancelled at once."""
 EDGE_APPLY_AFTER_MS = 60_000
-"""A staged edge nobody applied is applied after this long."""
+"""A staged edge that is never applied is applied after this long."""
 AUDIT_EVERY_MS = 60_000
 AUDIT_BATCH = 2_000
 """How often flows are searched for what was left behind, and how many members at a time."""

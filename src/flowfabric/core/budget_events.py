@@ -1,8 +1,8 @@
-"""What the event log tells of budgets.
+"""Events about budgets.
 
-An event follows from a budget's row before and after. Usage by itself is no event, and what goes
-on is told once: that usage is above a soft limit, when it gets there; that a limit refuses, at
-the first refusal and again after a minute without one.
+An event follows from a budget's row before and after. Usage alone is no event, and a condition that
+lasts is logged once: usage above a soft limit when it gets there, a limit that refuses at its first
+refusal and again after a minute without one.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from flowfabric.core.budgets import Budget, OnSoftLimit, decode_amounts
 from flowfabric.core.events import Event, EventCategory, StoredEvent, damaged
 
 QUIET_MS: Final = 60_000
-"""A refusal this long after the last one is told again."""
+"""A refusal this long after the last one is logged again."""
 
 
 class BudgetEventType(StrEnum):

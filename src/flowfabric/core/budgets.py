@@ -1,8 +1,8 @@
 """Budgets: what may be spent, what was, and what is promised to work under way.
 
 A budget counts whole units by dimension: tokens, requests, micro-dollars. Each dimension may
-have a hard limit, which no report passes, and a soft one, which a report may pass but is told
-of. Work that cannot know beforehand what it will cost reserves first and settles afterwards.
+have a hard limit, which no report passes, and a soft one, which a report may pass with a warning.
+Work that cannot know beforehand what it will cost reserves first and settles afterwards.
 
 In every dimension of a strict budget, usage and reservations together stay within the hard
 limit; only lowering the limit can leave them above it. So a reservation that was granted can
@@ -66,7 +66,7 @@ class EnforcementMode(StrEnum):
     STRICT = "strict"
     """Hard limits hold."""
     WARN = "warn"
-    """Hard limits are counted and told, and stop nothing."""
+    """Hard limits are counted and logged, and stop nothing."""
 
 
 class OnHardLimit(StrEnum):
@@ -109,21 +109,21 @@ class Budget(Record, frozen=True, kw_only=True):
     name: str
     """Its name, from which its id is derived; the id itself if it has no name."""
     declared: bool = True
-    """False: somebody reported to it before it was created. It counts, and limits nothing."""
+    """False: usage was reported before the budget was created. It counts, and limits nothing."""
     scope_type: BudgetScope = BudgetScope.TENANT
     scope_id: str = ""
     enforcement_mode: EnforcementMode = EnforcementMode.STRICT
     on_hard_limit: OnHardLimit = OnHardLimit.REJECT
     on_soft_limit: OnSoftLimit = OnSoftLimit.WARN
     reset_interval_ms: int = 0
-    """0: never by itself."""
+    """0: only on request."""
     hard_limits: str = "{}"
     soft_limits: str = "{}"
     usage: str = "{}"
     reserved: str = "{}"
     wanted: str = "{}"
-    """What somebody waits for who found no room, until there is. All five are JSON objects of
-    amounts by dimension."""
+    """What callers that found no room wait for. All five are JSON objects of amounts by dimension.
+    """
     closed: bool = False
     """Whether a hard limit is used up, or what is wanted does not fit: nothing attached starts."""
     breach_count: int = 0
@@ -131,7 +131,7 @@ class Budget(Record, frozen=True, kw_only=True):
     last_breach_at_ms: int | None = None
     last_breach_dim: str | None = None
     reset_count: int = 0
-    """Also tells the periods apart."""
+    """Also distinguishes the periods."""
     last_reset_at_ms: int | None = None
     next_reset_at_ms: int | None = None
     act_at_ms: int | None = None
@@ -166,7 +166,7 @@ class BudgetReport(Record, frozen=True, kw_only=True):
     """Whether the key is that of a reservation, which it has settled."""
     dedup_key: str
     outcome: str
-    """JSON: what the first report was told."""
+    """JSON: what the first report was answered."""
     partition_key: int = 0
     execution_id: ids.ExecutionId | None = None
     """Kept as long as it exists."""
@@ -192,18 +192,17 @@ class BudgetReservation(Record, frozen=True, kw_only=True):
     amounts: str
     created_at_ms: int
     check_at_ms: int
-    """When to look whether the lease is still live, or the attempt still waits, if nobody has
-    before."""
+    """When to check again whether the lease is live or the attempt still waits."""
 
 
-# What reports are told ------------------------------------------------------
+# Answers to reports ------------------------------------------------------
 
 
 class UsageCounted(Struct, frozen=True, kw_only=True, tag="Ok", omit_defaults=True):
     """It was counted, within all limits."""
 
     undeclared: bool = False
-    """Nobody has created the budget: it counts, and limits nothing."""
+    """The budget was not created: it counts, and limits nothing."""
     lookalikes: Mapping[str, str] = {}
     """Dimensions that have no limit, with the one of nearly the same name that has."""
 
@@ -364,7 +363,7 @@ class Account(Struct, frozen=True):
 
 
 class Posting(Struct, Generic[Outcome], frozen=True):
-    """The account after a request, and what the caller is told."""
+    """The account after a request, and the answer to the caller."""
 
     account: Account
     outcome: Outcome
@@ -419,7 +418,7 @@ def is_closed(account: Account) -> bool:
 
 
 def is_short(account: Account) -> bool:
-    """Whether somebody waits for more than there is room for, and there could be room."""
+    """Whether a caller waits for more than fits now, and it could fit one day."""
     strict = account.budget.enforcement_mode is EnforcementMode.STRICT
     short = strict and _over(account, account.wanted) is not None
     return short and _hopeless(account, account.wanted) is None
@@ -458,8 +457,8 @@ def reserve(
 ) -> Posting[Reserved | HardBreach]:
     """Hold `amounts` instead of `held`, or leave all as it is.
 
-    Whoever `waits` is no breach: nothing attached starts before there is room for him, or for
-    the least that somebody waits for. More than the limit is not waited for.
+    A caller that `waits` causes no breach: nothing attached starts before there is room for it, or
+    for the smallest amount that is waited for. More than the limit is never waited for.
     """
     without = structs.replace(account, reserved=_minus(account.reserved, held))
     over = _hopeless(without, amounts) or _over(without, amounts)
@@ -516,7 +515,7 @@ def give_back(account: Account, spend: BudgetSpend | None) -> Account:
 def free(account: Account, reservations: Sequence[BudgetReservation]) -> Account:
     """The account without reservations whose attempts no longer go on, or no longer wait.
 
-    Others who wait for more ask again, once there seems to be room.
+    Callers that wait for more ask again once there seems to be room.
     """
     for each in reservations:
         amounts = decode_amounts(each.amounts)

@@ -352,7 +352,7 @@ def check_offered(tokens: object) -> frozenset[str]:
 
 
 def missing(required: Iterable[str], offered: Set[str]) -> tuple[str, ...]:
-    """The required tokens nobody offers, sorted; empty when the worker may run the work."""
+    """The required tokens that are not offered, sorted; empty when the worker may run the work."""
     return tuple(sorted(set(required) - offered))
 
 

@@ -1,4 +1,4 @@
-"""How executions come to be.
+"""How executions are created.
 
 A request is checked completely before anything is written: what many may share once
 (`check_terms`), the rest for each (`check_new`). Then it is turned into a record under
@@ -126,7 +126,7 @@ _SHARED: Final = (
     "gates",
     "limits",
 )
-"""What terms are made of, tags aside."""
+"""The fields that make up terms, except tags."""
 
 
 def shares_terms(request: object, other: object) -> bool:
@@ -336,7 +336,7 @@ def fingerprint(lane_id: str, execution_kind: str, payload: bytes) -> bytes:
 
 
 def check_repeat(checked: Checked, namespace: str) -> None:
-    """Raise unless a request may be told of what has its id: it is in the same namespace."""
+    """Raise unless the execution that has the id of a request is in its namespace."""
     if namespace != checked.terms.namespace:
         raise IdempotencyConflict(
             f"execution id {checked.execution_id} is taken; give another, or none"

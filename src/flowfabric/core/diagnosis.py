@@ -144,12 +144,12 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     ahead: int | None
     """Ready executions of the same route that go first; None when there are more than counted."""
     served: bool
-    """Whether a worker claimed from this route lately."""
+    """Whether a worker claimed from this route recently."""
     attended: bool = True
     """Whether any worker runs at all: every worker runs the reconcilers."""
     now_ms: int
     other_versions: tuple[int, ...] = ()
-    """The versions of the same task that workers claimed lately."""
+    """The versions of the same task that workers claimed recently."""
     waits_for: tuple[str, ...] = ()
     """The names of its open waitpoints, which signals are sent to."""
     progress: Progress | None = None
@@ -209,7 +209,7 @@ def _moved_by_workers(execution: Execution, cause: Cause, around: Surroundings) 
 
 
 def _remark(execution: Execution, around: Surroundings) -> str:
-    """What the execution alone does not tell."""
+    """What the execution's own row does not say."""
     if execution.ready:
         goes_on = resumes(execution)
         obstacles = (each.obstacle(around.now_ms, resumes=goes_on) for each in around.gates)
@@ -354,7 +354,7 @@ def _running(execution: Execution, around: Surroundings) -> Reason:
 def _delayed(execution: Execution, around: Surroundings) -> Reason:
     until = execution.delay_until_ms or around.now_ms
     left_ms = until - around.now_ms
-    # What is due and stays delayed has nobody who looks after it.
+    # If it is due and still delayed, no worker attends to it.
     nobody = "" if left_ms > 0 or around.served else f" {_nobody(execution, around)}"
     if execution.blocking_reason is BlockingReason.WAITING_FOR_CODE:
         again = f" A worker looks again {f'in {span(left_ms)}' if left_ms > 0 else 'shortly'}."
@@ -429,7 +429,7 @@ def _limited(
 
 
 def _nobody(execution: Execution, around: Surroundings) -> str:
-    """That no worker is there that would run it, and what to do."""
+    """That no worker would run it, and what to do."""
     if around.other_versions:
         name, version = split_kind(execution.execution_kind)
         return (
@@ -487,7 +487,7 @@ RING_NAMED_MAX = 3
 
 
 class Circumstances(Struct, frozen=True, kw_only=True):
-    """An execution, as far as it tells what will move it. Columns of `audit_executions.sql`."""
+    """The part of an execution that says what will move it. Columns of `audit_executions.sql`."""
 
     lifecycle_phase: LifecyclePhase
     ownership_state: OwnershipState
@@ -515,7 +515,7 @@ class Circumstances(Struct, frozen=True, kw_only=True):
     join_moves: bool = False
     """Something will resolve one of the edges into it, or it waits for more of them."""
     awaits_child: bool = False
-    """It waits for an execution that has not ended, or whose end is about to be told."""
+    """It waits for an execution that has not ended, or whose end is being dispatched."""
     cancel_queued: bool = False
 
 
@@ -626,8 +626,8 @@ Waits = Mapping[ExecutionId, Collection[ExecutionId]]
 def rings(waits: Waits) -> dict[ExecutionId, tuple[ExecutionId, ...]]:
     """Executions that wait for themselves through others, and the shortest such ring.
 
-    An execution is woken by the first end among those it waits for. So it is stuck only if
-    all of them are; one that is not in `waits` goes on by itself.
+    An execution is woken by the first end among those it waits for. So it is stuck only if all of
+    them are; one that is not in `waits` is not stuck.
     """
     stuck = dict(waits)
     while free := [each for each in stuck if not all(other in stuck for other in stuck[each])]:
@@ -682,7 +682,7 @@ def wrongs(about: Circumstances) -> list[Wrong]:
         found.append(Wrong.UNOWNED)
     if about.ready and join_is_open(about):
         found.append(Wrong.JOIN_OPEN)
-    # One about to be cancelled is not told any more how its join went.
+    # A member about to be cancelled no longer learns how its join went.
     if about.join_pending != join_is_open(about) and not about.cancel_requested:
         found.append(Wrong.JOIN_MISREAD)
     return found

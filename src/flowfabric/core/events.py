@@ -164,7 +164,7 @@ def tag_events(execution: Execution, tags: Mapping[str, str], now_ms: int) -> tu
 
 
 def tag_rows(tags: Mapping[str, str]) -> list[tuple[str, str, TagEventType, str]]:
-    """Each tag with the type of the event that tells of it, and its details."""
+    """Each tag with the type and details of its event."""
     return [
         (
             key,
@@ -181,7 +181,7 @@ def tag_rows(tags: Mapping[str, str]) -> list[tuple[str, str, TagEventType, str]
 # A log can lose its end: a standby that lagged takes over, or a backup is restored. New
 # events then get the numbers of those that were lost, and a reader who only remembers a number
 # would skip them. So a cursor also remembers the event it stands on. If the log holds another
-# one under that number, or none although it reaches around it, the reader is told, with a
+# one under that number, or none although it reaches around it, the reader gets an error, with a
 # cursor to resume from: the last event that is certainly older than what was lost.
 
 START: Final = "0"
@@ -288,7 +288,7 @@ def history_changed(cursor: Cursor, resume_after: Cursor | None) -> HistoryChang
     )
 
 
-# What subscribers of the event log ask for, and what they are told ----------
+# What subscribers of the event log ask for, and what they get ----------
 #
 # One log serves all of them. A subscription is a place in it and a filter: an event passes if
 # everything the filter names is equal, and what an execution lacks, or an execution that is
@@ -296,7 +296,7 @@ def history_changed(cursor: Cursor, resume_after: Cursor | None) -> HistoryChang
 
 
 class ScannerFilter(Struct, frozen=True, kw_only=True):
-    """Whose executions a reconciler or a reader is about: everybody's, unless it says otherwise."""
+    """Whose executions a reconciler or a reader acts on; everyone's by default."""
 
     namespace: str | None = None
     tag: tuple[str, str] | None = None
@@ -334,11 +334,11 @@ class EventFilter(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_executions(self) -> bool:
-        """Whether events alone do not tell."""
+        """Whether it also needs the executions: events alone do not say."""
         return self.kind is not None or self.tag is not None
 
     def passes(self, event: StoredEvent) -> bool:
-        """As far as the event tells."""
+        """As far as the event alone says."""
         return (
             self.namespace in (None, event.namespace)
             and self.category in (None, event.category)

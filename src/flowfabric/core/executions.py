@@ -50,7 +50,7 @@ class Failure(Struct, frozen=True, kw_only=True):
 
     @property
     def attempt_fields(self) -> Mapping[str, transitions.Field]:
-        """What is kept of it with the attempt, beside reason and category."""
+        """What the attempt keeps of it, apart from reason and category."""
         fields: dict[str, transitions.Field] = {"failure_traceback": self.traceback}
         if self.step is not None:
             fields |= {
@@ -154,7 +154,7 @@ def decide_fail(
 def _repeated_failure(execution: Execution, fence: Fence | None) -> results.FailResult | None:
     if execution.terminal_outcome is TerminalOutcome.FAILED and repeats(execution, fence):
         return results.TerminalFailed(execution_id=execution.execution_id)
-    # The retry cleared the attempt id, so the epoch alone tells that it was this holder.
+    # The retry cleared the attempt id, so only the epoch identifies this holder.
     if (
         fence is not None
         and execution.lifecycle_phase is LifecyclePhase.RUNNABLE
@@ -247,7 +247,7 @@ def decide_wait_children(
 
 
 def already_parked(subject: transitions.Subject, fence: Fence | None, marker: str) -> bool:
-    """Whether this holder has parked it so before and nobody has claimed it since."""
+    """Whether this holder has parked it this way already, and it was not claimed since."""
     return (
         subject.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
         and subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
@@ -447,7 +447,7 @@ def decide_cancel(
 def decide_cancel_waiting(
     subject: transitions.Subject, reason: str, timing: Timing
 ) -> transitions.Decision[results.Cancelled]:
-    """The same, but leave alone what a worker has begun meanwhile, and what is suspended."""
+    """The same, except for executions that a worker has begun or that are suspended."""
     execution = subject.execution
     if execution.lifecycle_phase in (LifecyclePhase.ACTIVE, LifecyclePhase.SUSPENDED):
         return transitions.Decision(
@@ -664,7 +664,7 @@ def decide_hand_back(
 
 
 def _repeated(execution: Execution, fence: Fence) -> bool:
-    """Whether this holder has handed it back already and nobody has claimed it since."""
+    """Whether this holder has handed it back already, and it was not claimed since."""
     return (
         execution.lifecycle_phase is LifecyclePhase.RUNNABLE
         and execution.attempt_state is AttemptState.PENDING_RETRY_ATTEMPT

@@ -135,7 +135,7 @@ def _input(edge: flow_records.Edge, ending: Ending) -> tuple[flow_records.Execut
 
 
 def waits_for_worker(execution: Execution) -> bool:
-    """Runnable and held by nobody: only then may dependencies hold it back or let it go."""
+    """Runnable and not leased: only then may dependencies hold it back or release it."""
     return (
         execution.lifecycle_phase is LifecyclePhase.RUNNABLE
         and execution.ownership_state is OwnershipState.UNOWNED
@@ -182,8 +182,8 @@ def release(
 ) -> transitions.Changes:
     """What a fired group does to its downstream.
 
-    One that has ended, or is about to be cancelled, is left alone. Any other gets its
-    inputs now, or when the attempt that goes on is over, whichever way it becomes ready.
+    One that has ended, or is about to be cancelled, is left alone. Any other gets its inputs now
+    or, while an attempt is open, once that is over.
     """
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
@@ -428,7 +428,7 @@ def reopen(
     edges: Sequence[flow_records.Edge],
     endings: Mapping[ExecutionId, Ending],
 ) -> Reopened:
-    """Forget the failures of the join's upstreams, told or not; what they do next counts."""
+    """Forget the failures of the join's upstreams, dispatched or not; what they do next counts."""
     satisfied = sum(edge.dep_state is flow_records.DependencyState.SATISFIED for edge in edges)
     return Reopened(
         group=structs.replace(
@@ -468,7 +468,9 @@ def uncount(
     execution: Execution,
     untold: flow_records.CompletionDispatch | None,
 ) -> flow_records.FlowRecord:
-    """The flow after an ended member came back; one nobody was told of was never counted."""
+    """The flow after an ended member was replayed; an ending that was not dispatched was not
+    counted.
+    """
     if untold is not None or execution.terminal_outcome is TerminalOutcome.NONE:
         return flow
     outcome = execution.terminal_outcome

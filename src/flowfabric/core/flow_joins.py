@@ -279,7 +279,7 @@ def check_open(flow: flow_records.FlowRecord) -> None:
 
 
 def check_same_namespace(flow: flow_records.FlowRecord, namespace: Namespace) -> None:
-    """Raise unless a request to create the flow may be told of it."""
+    """Raise unless the existing flow is in the namespace of the request to create it."""
     if namespace != flow.namespace:
         raise errors.IdempotencyConflict(f"flow id {flow.flow_id} is taken; give another")
 

@@ -59,7 +59,7 @@ class OnSatisfied(StrEnum):
 
 
 class CancellationPolicy(StrEnum):
-    """Which members a flow's cancellation takes along."""
+    """Which members are cancelled with a flow."""
 
     FLOW_ONLY = "flow_only"
     CANCEL_ALL = "cancel_all"
@@ -191,7 +191,7 @@ class ExecutionInput(Record, frozen=True, kw_only=True):
 
 
 class CompletionDispatch(Record, frozen=True, kw_only=True):
-    """A flow member has ended and nobody has told its dependents yet."""
+    """A flow member has ended, and its dependents have not been told yet."""
 
     table: ClassVar[str] = "completion_dispatch"
     key: ClassVar[tuple[str, ...]] = ("partition_key", "flow_id", "execution_id", "replay_count")
@@ -242,7 +242,7 @@ class PendingCancel(Record, frozen=True, kw_only=True):
 
 
 class FlowAudit(Record, frozen=True, kw_only=True):
-    """How far the slow look at every member and every wait has come. There is one row."""
+    """How far the slow audit of every member and every wait has come. There is one row."""
 
     table: ClassVar[str] = "flow_audit"
     key: ClassVar[tuple[str, ...]] = ("audit_id",)

@@ -68,7 +68,7 @@ class WhileSuspended(StrEnum):
     """What happens to a slot while its execution is paused."""
 
     RELEASE = "release"
-    """Others may have it; going on needs one again."""
+    """Others may take it; continuing needs one again."""
     KEEP = "keep"
     """It stays taken; resuming needs no other."""
 
@@ -123,14 +123,15 @@ class Gate(Record, frozen=True, kw_only=True):
     opens_at_ms: int | None = None
     """Until then the window is full, by the limit it was last asked with."""
     spare: int | None = None
-    """At least so many slots are free: those that were when a claim counted, less what has started
-    since. Only limits that keep slots know it, since nothing but a start takes one of theirs."""
+    """At least this many slots are free: as many as at the last count, less the starts since. Only
+    limits that keep slots know it, since nothing but a start takes one of theirs.
+    """
     closed: bool = False
     """A budget that is used up: nothing passes."""
 
 
 class Admission(Record, frozen=True, kw_only=True):
-    """A slot that somebody took by hand for an execution. It counts as long as that life of it."""
+    """A slot taken by hand for an execution. It counts until that life of the execution ends."""
 
     table: ClassVar[str] = "admission"
     key: ClassVar[tuple[str, ...]] = ("gate_id", "partition_key", "execution_id")
@@ -453,12 +454,12 @@ def _part_ms(window_ms: int) -> int:
 
 
 class GateState(Struct, frozen=True, kw_only=True):
-    """A gate under lock: what it limits, what started lately, and what is held now."""
+    """A gate under lock: its limits, recent starts, and what is held now."""
 
     gate: Gate
     limits: Limits = NO_LIMITS
     in_use: int = 0
-    """At most, if the gate has slots to spare and nobody has counted."""
+    """An upper bound, if the gate has slots to spare and they were not counted."""
     is_costly: bool = False
     """Whether counting what is held takes long."""
 
@@ -617,16 +618,16 @@ def next_opening_ms(states: Iterable[GateState], now_ms: int) -> int | None:
     return min((each for each in times if each is not None), default=None)
 
 
-# What people are told --------------------------------------------------------
+# What people see --------------------------------------------------------
 
 
 class GateFacts(Struct, frozen=True, kw_only=True):
-    """A gate that an execution has to pass, as `why` tells of it."""
+    """A gate that an execution has to pass, as `why` shows it."""
 
     limit: str | None
     """The name of the policy; None for a budget."""
     budget: str = ""
-    """How a budget stands, in words."""
+    """The state of a budget, in words."""
     state: GateState
 
     def holds_until_ms(self, now_ms: int) -> float:

@@ -1,8 +1,8 @@
 """One execution for one worker: grants.
 
 A scheduler that has picked an execution for a worker issues a grant; the worker turns it into
-a lease. The execution says itself until when it is granted, which keeps `claim` away from it.
-Nobody has to take a grant back: whatever happens to the execution ends it, and so does time.
+a lease. The execution's own row says until when it is granted, which keeps `claim` away from it. A
+grant need not be taken back: any change to the execution ends it, and so does time.
 
 The worker shows the key it was given. It is signed over everything the grant is about, and
 names the one grant it stands for, so that a key that was left over never claims a later life of
@@ -130,7 +130,7 @@ class GrantRequest(Struct, frozen=True, kw_only=True):
 
 
 class Where(Struct, frozen=True, kw_only=True):
-    """What an execution's route says about who may have it."""
+    """What an execution's route says about who may run it."""
 
     lane: Lane | None
     required: tuple[str, ...]
@@ -146,7 +146,7 @@ def live_grant(subject: transitions.Subject, now_ms: int) -> StoredGrant | None:
 
 
 def hands_out(lane: Lane | None) -> bool:
-    """Whether work of this lane may get to workers, whichever way."""
+    """Whether work of this lane may reach workers at all."""
     return lane is None or lane.state in (states.LaneState.ACTIVE, states.LaneState.DRAINING)
 
 
@@ -184,7 +184,7 @@ def decide_grant(
 def decide_reclaim_grant(
     subject: transitions.Subject, request: GrantRequest, *, place: Where, timing: Timing
 ) -> transitions.Decision[StoredGrant | NotReclaimable | ReclaimCapExceeded]:
-    """Reserve an execution that has lost its lease; one nobody has noticed is noted first."""
+    """Reserve an execution that has lost its lease; an unnoticed loss is recorded first."""
     execution_id = subject.execution.execution_id
     lost = _notice(subject, timing)
     subject = transitions.advance(subject, lost)
@@ -277,7 +277,7 @@ def _not_reclaimable(
 
 
 def decide_return(subject: transitions.Subject, now_ms: int) -> transitions.Decision[Marked | None]:
-    """Forget a grant nobody has used in time: the execution is there for everybody again."""
+    """Forget a grant that was not used in time: any worker may claim the execution again."""
     grant = subject.grant
     if grant is None or grant.expires_at_ms >= now_ms:
         return transitions.Decision(answer=None)

@@ -225,7 +225,7 @@ def uuid_of(execution_id: ExecutionId) -> str:
 
 
 def start_after(cursor: str | None) -> str | None:
-    """Where a list in the order of uuids goes on after `cursor`; without one, where it begins.
+    """Where a list ordered by uuid continues after `cursor`; without one, where it begins.
 
     None when nothing can follow.
     """
@@ -422,7 +422,7 @@ class Stamps:
         self._next = 0
 
     def take(self, now_ns: int, count: int) -> int:
-        """The first of so many in a row."""
+        """The first of `count` in a row."""
         first = max((now_ns << _COUNTED) // 1_000_000, self._next)
         self._next = first + count
         return first

@@ -28,7 +28,7 @@ def check_gate_reason(field: str, reason: object) -> BlockingReason:
 def decide_keep_back(
     subject: transitions.Subject, reason: BlockingReason, detail: str, now_ms: int
 ) -> transitions.Decision[Blocked]:
-    """Keep a waiting execution from every worker. Whatever else it waits for stands first."""
+    """Keep a waiting execution from every worker. Whatever else it waits for comes first."""
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise not_active(execution)

@@ -49,7 +49,7 @@ class Fence(Struct, frozen=True, kw_only=True):
     attempt_index: int | None = None
     """Compared when the caller names it."""
     by_handle: bool = False
-    """A handle's holder is told `LeaseConflict`, a caller of the typed form `StaleLease`."""
+    """A handle's holder gets `LeaseConflict`, a caller of the typed form `StaleLease`."""
 
 
 OPERATOR_OVERRIDE = "operator_override"
@@ -187,7 +187,7 @@ def decide_hold(
 ) -> transitions.Decision[Renewed]:
     """Extend the lease inside the holder's own transaction, in which nobody else can touch it.
 
-    No event tells of it: readers of the log would wait for that transaction, however long.
+    It logs no event: readers of the log would wait for that transaction, however long.
     """
     check_holder(execution, fence, now_ms)
     held = _extended(execution, lease_ttl_ms, now_ms)
@@ -243,9 +243,8 @@ def _why_not_expirable(execution: Execution, now_ms: int) -> str | None:
 
 
 def _ended_in_an_outage(execution: Execution, now_ms: int, waited_ms: int) -> bool:
-    """Whether the lease ended while we, too, were kept from the database.
-
-    It tells nothing of its worker then, who may have tried to renew it all the while.
+    """Whether the lease ended while we could not reach the database either. That says nothing about
+    its worker, which may have tried to renew it all along.
     """
     if waited_ms < bounds.OUTAGE_MS_MIN or execution.lease_expires_at_ms is None:
         return False

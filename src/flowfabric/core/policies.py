@@ -353,14 +353,14 @@ def span(ms: int) -> str:
 
 # What ran out when an execution, or an attempt of it, ran out of time -------
 #
-# Stored is a code; people are told what it means and how much time there was.
+# A code is stored; people see what it means and how much time there was.
 
 ATTEMPT_TIMEOUT: Final = "attempt_timeout"
 EXECUTION_DEADLINE: Final = "execution_deadline"
 
 
 def in_words(reason: str, policy: str | None) -> str:
-    """A stored reason as people are told it; `policy` is that of the execution."""
+    """A stored reason in words; `policy` is that of the execution."""
     if reason not in (ATTEMPT_TIMEOUT, EXECUTION_DEADLINE):
         return reason
     limits = parse_policy(policy).timeout_policy or TimeoutPolicy()

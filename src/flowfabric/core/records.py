@@ -119,7 +119,7 @@ class Execution(Record, frozen=True, kw_only=True):
     """Until when it is kept for the worker it was granted to; see `StoredGrant`."""
     deadline_at_ms: int | None = None
     attempt_deadline_ms: int | None = None
-    """When the running attempt times out; null while nobody runs it."""
+    """When the running attempt times out; null while it is not running."""
     attempt_time_left_ms: int | None = None
     """What is left of the attempt timeout while the attempt is parked."""
     retain_until_ms: int | None = None
@@ -137,12 +137,12 @@ class Execution(Record, frozen=True, kw_only=True):
     current_suspension_id: SuspensionId | None = None
     current_waitpoint_id: WaitpointId | None = None
     open_waitpoint_count: int = 0
-    """Waitpoints still pending or active. Zero tells that there is nothing to load or close."""
+    """Waitpoints still pending or active. Zero: there is nothing to load or close."""
     signal_count: int = 0
     keeps_signals: bool = False
-    """There may be signals no wait has taken. False tells that there is nothing to look for."""
+    """There may be signals that no wait has taken. False: there are none."""
     cancel_requested: bool = False
-    """Its flow was cancelled and its own cancellation is on the way: nobody may claim it."""
+    """Its flow was cancelled and its own cancellation is queued: no worker may claim it."""
     join_pending: bool = False
     """Whether edges into it keep it from being ready. Says nothing once it has ended."""
     last_capability_mismatch_at_ms: int | None = None
@@ -155,7 +155,7 @@ class Execution(Record, frozen=True, kw_only=True):
     """What was asked for; see `input`."""
     input: bytes | None = None
     input_encoding: str | None = None
-    """What its join passed on: it stands in for the payload."""
+    """What its join passed on, in place of the payload."""
     next_input: bytes | None = None
     next_input_encoding: str | None = None
     """The same, while the execution is held: its input once it may be claimed again."""

@@ -42,7 +42,7 @@ class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     deadline_at_ms: int | None
     attempt_deadline_ms: int | None
     progress: str | None = None
-    """What earlier runs have left, as JSON, where that is little; `read_progress` tells always."""
+    """What earlier runs have left, as JSON, if it is small; `read_progress` always has it."""
 
     @property
     def execution_id(self) -> ExecutionId:
@@ -108,7 +108,7 @@ class ReclaimCapExceeded(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GrantNotFound(Struct, frozen=True, kw_only=True, tag=True):
-    """There is no such grant, or not any more. Ask for another."""
+    """The grant does not exist, or no longer does. Ask for another."""
 
     execution_id: ExecutionId
 
@@ -291,7 +291,7 @@ class CascadeOutcome(Struct, frozen=True, kw_only=True, tag=True):
 class FlowCancelled(Struct, frozen=True, kw_only=True, tag="Cancelled"):
     cancellation_policy: CancellationPolicy
     member_execution_ids: tuple[ExecutionId, ...]
-    """Members the cancellation takes along, as many as are shown."""
+    """The first members that are cancelled with it."""
     member_count: int
 
 
@@ -299,7 +299,7 @@ class FlowAlreadyEnded(Struct, frozen=True, kw_only=True, tag="AlreadyTerminal")
     stored_cancellation_policy: CancellationPolicy | None
     stored_cancel_reason: str | None
     member_execution_ids: tuple[ExecutionId, ...]
-    """Members cancelled since the flow was, and those about to be, as many as are shown."""
+    """The first members that were cancelled since the flow was, or are about to be."""
     member_count: int
 
 

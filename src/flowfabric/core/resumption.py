@@ -179,7 +179,7 @@ def decide_resume(
 def decide_expire_suspension(
     subject: transitions.Subject, signal_id: SignalId, timing: Timing
 ) -> transitions.Decision[ExpireResult]:
-    """Do what the suspension says is to happen when it lasts too long, if it has.
+    """Apply the suspension's timeout behaviour, if its time is over.
 
     `signal_id` names the signal that tells a resumed worker of the timeout.
     """
@@ -307,7 +307,7 @@ def decide_close_waitpoint(
     administrative: bool,
     now_ms: int,
 ) -> transitions.Decision[WaitpointsClosed]:
-    """Take no more signals at one waitpoint. This never wakes the execution."""
+    """Close one waitpoint to further signals. This never wakes the execution."""
     if waitpoint is None:
         raise errors.WaitpointNotFound("there is no such waitpoint")
     if waitpoint.state is records.WaitpointState.CLOSED:

@@ -1,10 +1,9 @@
 """When schedules fire.
 
-A schedule stands for a set of instants, its due times, and `next_after` is all
-that is asked of it. The record keeps the first due time that is not dealt with
-yet; `plan` says which due times to act on now and where to go on. Acting on
-them and moving on commit together, so each due time is acted on once, by
-whichever process holds the row.
+A schedule stands for a set of instants, its due times, which `next_after` lists. The record keeps
+the first due time not yet handled; `plan` says which due times to act on now and where to continue.
+Acting on them and moving on commit together, so each due time is acted on once, by whichever
+process holds the row.
 """
 
 from collections import deque
@@ -87,7 +86,7 @@ EVERY_MS_MAX: Final = 366 * 24 * 60 * 60 * 1_000
 CATCH_UP_MAX: Final = 1_000
 """Missed due times that `all` makes up for: the newest. Older ones are dropped."""
 FIRINGS_MAX: Final = 100
-"""Due times of one schedule acted on in one transaction; the next one goes on from there."""
+"""Due times of one schedule that one transaction handles; the next one continues from there."""
 LATENESS_MAX_MS: Final = 60_000
 """With `none`, a due time noticed later than this is dropped."""
 
@@ -199,7 +198,7 @@ def _check_timing(definition: ScheduleDefinition) -> tuple[ScheduleKind, str]:
 
 
 def merge(existing: Schedule | None, wanted: Schedule) -> Schedule:
-    """What to store when `wanted` is asked for and `existing` is there.
+    """What to store when `wanted` is defined and `existing` is stored.
 
     A definition whose timing is unchanged keeps its place in time, so registering
     it again at every start of a process neither loses nor repeats a due time. A
@@ -239,7 +238,7 @@ def pause(schedule: Schedule, now_ms: int) -> Schedule:
 
 
 def resume(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> Schedule:
-    """Go on with the next due time; those that passed during the pause are dropped."""
+    """Continue with the next due time; those that passed during the pause are dropped."""
     if not schedule.paused:
         return schedule
     return structs.replace(
@@ -260,7 +259,7 @@ class FiringPlan(Struct, frozen=True):
 
 
 def plan(schedule: Schedule, recurrence: Recurrence, now_ms: int) -> FiringPlan:
-    """Which due times to act on, by the schedule's catch-up policy, and where to go on."""
+    """Which due times to act on, by the schedule's catch-up policy, and where to continue."""
     first_ms = schedule.next_due_at_ms
     if first_ms is None or first_ms > now_ms:
         return FiringPlan((), first_ms)

@@ -1,7 +1,7 @@
 """What one signal does to the execution it is delivered to.
 
 The caller has shown a token, or is an operator. Repeats come first: a sender
-whose connection died before it saw our answer is told `Duplicate`, even when its
+whose connection died before it saw our answer gets `Duplicate`, even when its
 signal has resumed the execution meanwhile. Then the waitpoint must be open: a
 pending one keeps the signal for later, an active one must belong to the open
 suspension, whose condition is looked at again. A signal that the wait cannot use is
@@ -73,7 +73,7 @@ _EVENT_TYPES: Final = {
 
 
 class SignalOptions(TypedDict, total=False):
-    """What may be said about a signal beside its name: see `SignalRequest`."""
+    """Optional fields of a signal: see `SignalRequest`."""
 
     signal_id: str | None
     signal_category: str
@@ -90,11 +90,11 @@ class SignalOptions(TypedDict, total=False):
 
 
 class SignalRequest(Struct, frozen=True, kw_only=True):
-    """A signal as it is sent, refused if it is bad. Its address and its token are no part of it."""
+    """A signal as it is sent, without its address and token. A bad one is refused."""
 
     signal_name: str
     new_id: SignalId
-    """Generated just now: no row can have it. Its id, unless it has a `signal_id`."""
+    """Generated just now, so that no row can have it: the id, unless `signal_id` is given."""
     signal_id: str | None = None
     signal_category: str = "default"
     source_type: str = "external"
@@ -143,7 +143,7 @@ class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):
     signal_id: SignalId
     effect: SignalEffect
     kept: bool = False
-    """Whether it is kept for a wait that the execution has not come to yet."""
+    """Whether it is kept for a wait that the execution has not reached yet."""
 
     @property
     def resumed(self) -> bool:
@@ -184,7 +184,7 @@ class KeptSize(Struct, frozen=True, kw_only=True):
 
 
 def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
-    """Stands for the waitpoint of a signal that met none. Repeats are found by it."""
+    """Takes the place of a waitpoint for a signal that found none, so that repeats are found."""
     digest = hashlib.sha256(f"mailbox\x00{execution_id}\x00{waitpoint_key}".encode()).digest()
     return WaitpointId(uuid4_from(digest[:16]))
 
@@ -252,7 +252,7 @@ def addressed(
 
 
 def _turn(waitpoint: Waitpoint) -> tuple[bool, int, int]:
-    """Of several waitpoints of one name, those that nobody has used go first."""
+    """Of several waitpoints with one name, unused ones come first."""
     waited_for = waitpoint.state is WaitpointState.ACTIVE
     return not waited_for, waitpoint.signal_count, waitpoint.created_at_ms
 
@@ -458,7 +458,7 @@ def _dedup(signal: SignalRecord, request: SignalRequest, now_ms: int) -> tuple[S
 def delivery_event(
     execution: Execution, signal: SignalRecord, event_type: str | None, now_ms: int
 ) -> Event:
-    """Tells subscribers of one delivery. Effects without a name of their own go by their text."""
+    """The event of one delivery. Effects without an event type of their own go by their text."""
     effect = event_type or signal.observed_effect.value
     before, after = _details(signal.signal_id, signal.source_identity, effect)
     return event_about(
@@ -472,7 +472,7 @@ def delivery_event(
 
 
 def _details(signal_id: SignalId, source_identity: str, effect: str) -> tuple[str, str]:
-    """What an event tells of a delivery, before and after the id of the waitpoint."""
+    """The details of a delivery's event, before and after the id of the waitpoint."""
     before = msgspec.json.encode({"signal_id": signal_id}).decode()
     after = msgspec.json.encode({"source_identity": source_identity, "effect": effect}).decode()
     return f'{before[:-1]},"waitpoint_id":"', f'",{after[1:]}'
@@ -482,11 +482,11 @@ def _details(signal_id: SignalId, source_identity: str, effect: str) -> tuple[st
 
 
 class SureSignal(Struct, frozen=True, kw_only=True):
-    """A signal by name, as `signal_waiting` takes it, for whoever waits for nothing else."""
+    """A signal by name, as `signal_waiting` takes it, for an execution that waits for no other."""
 
     waitpoint_key: str
     conditions: tuple[str, str]
-    """As they are stored: those that this signal meets by itself."""
+    """The stored conditions that this signal alone meets."""
     resume_policy: str
     signals_max: int = DEFAULT_POLICY.max_signals_per_execution
     """For an execution whose policy says nothing else."""

@@ -56,7 +56,7 @@ class Situation(StrEnum):
     RUNNING = "running"
     """A worker has it."""
     OVERDUE_LEASE = "overdue_lease"
-    """Its worker's lease has ended, and nobody has noticed yet."""
+    """Its worker's lease has ended, and that is not recorded yet."""
     EXPIRED_LEASE = "expired_lease"
     """Its worker's lease has ended: ready for another worker."""
     REVOKED = "revoked"
@@ -495,7 +495,7 @@ def held_by(execution: Execution) -> Hold:
 
 
 def resumes(execution: Execution) -> bool:
-    """Whether a claim would go on with the attempt, where it was interrupted."""
+    """Whether a claim would continue the interrupted attempt."""
     return (
         execution.lifecycle_phase is LifecyclePhase.RUNNABLE
         and execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
@@ -513,9 +513,9 @@ def keeps_grant(execution: Execution) -> bool:
 
 
 def takes_payload(execution: Execution) -> bool:
-    """Whether a new payload may be put in: not while an attempt goes on, nor after the end.
+    """Whether its payload may be replaced: not while an attempt is open, nor after the end.
 
-    One that is parked goes on where it stopped. One whose lease was lost is over.
+    A parked attempt continues where it stopped; one whose lease was lost is over.
     """
     return situation_of(execution) in _TAKES_PAYLOAD
 

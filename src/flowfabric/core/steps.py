@@ -97,7 +97,7 @@ def decide_record(
 def in_order(steps: Iterable[Step]) -> list[Step]:
     """Oldest first, and each after the step its line of execution had finished before it.
 
-    Several steps may share a millisecond, so the times alone do not tell.
+    Several steps may share a millisecond, so times alone do not order them.
     """
     oldest_first = sorted(steps, key=lambda step: (step.recorded_at_ms, step.step_key))
     missing = {step.step_key: step for step in oldest_first}

@@ -133,7 +133,7 @@ FRAMES_KEPT_MAX: Final = 1_000_000
 SUMMARY_FRAMES_KEPT: Final = 64
 """A patch is history once it is merged: the document is what lasts."""
 TRIM_BATCH: Final = 100
-"""Trimmed frames are deleted when there are so many of them."""
+"""Trimmed frames are deleted once there are this many."""
 APPEND_FRAMES_MAX: Final = 1_000
 """Frames one append may bring."""
 READ_FRAMES_MAX: Final = 10_000
@@ -347,7 +347,7 @@ PLAIN: Final = Coding()
 
 
 class Appending(Struct, frozen=True, kw_only=True):
-    """What appending comes to: answers, and the rows to write."""
+    """The outcome of appending: answers, and the rows to write."""
 
     answers: tuple[Appended, ...]
     stream: Stream
@@ -510,9 +510,8 @@ def _trimmed(stream: Stream) -> tuple[Stream, bool]:
 
 
 def decide_forget(stream: Stream, frames_max: int, now_ms: int) -> tuple[Stream | None, int]:
-    """A due stream without its oldest frames; none at all once its execution is gone, too.
-
-    Also tells how many frames were to be deleted, at most `frames_max`.
+    """A due stream without its oldest frames, or None once its execution is gone too; and how many
+    frames to delete, at most `frames_max`.
     """
     if not has_expired(stream, now_ms):
         return stream, 0

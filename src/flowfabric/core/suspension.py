@@ -151,7 +151,7 @@ def remember(
     already_satisfied: bool,
     now_ms: int,
 ) -> tuple[records.SuspendDedup, ...]:
-    """So that a repeat gets this answer, whatever else it asks for."""
+    """Remember the answer for repeats, whatever else they ask for."""
     execution = subject.execution
     if request.idempotency_key is None:
         return ()
@@ -192,7 +192,7 @@ def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
 
 
 def may_repeat(execution: records.Execution, dedup: records.SuspendDedup, fence: Fence) -> bool:
-    """Whether the caller is who was answered, or who holds the execution now."""
+    """Whether the caller got that answer, or holds the execution now."""
     asked = (fence.lease_id, fence.lease_epoch, fence.attempt_id)
     return asked in (
         (dedup.lease_id, dedup.lease_epoch, dedup.attempt_id),
@@ -261,7 +261,7 @@ BLOCKING: Final[Mapping[records.SuspensionReason, BlockingReason]] = {
 
 
 class SuspendAnswer(Struct, frozen=True, kw_only=True):
-    """What a suspend came to."""
+    """The outcome of a suspend."""
 
     details: SuspensionDetails
     already_satisfied: bool
@@ -286,7 +286,7 @@ def decide_suspend(
     found: SuspendFindings,
     timing: Timing,
 ) -> Decision[SuspendAnswer]:
-    """Park the attempt until the condition is met; or go on, if early signals meet it already."""
+    """Park the attempt until the condition is met; continue at once if early signals meet it."""
     _check_may_suspend(subject, fence, timing)
     request = with_default_timeout(request, subject.execution, timing.now_ms)
     if found.suspension_id_taken:

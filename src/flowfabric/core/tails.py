@@ -47,7 +47,7 @@ class Closed(Struct, frozen=True, kw_only=True):
 
 
 class StreamFacts(Struct, frozen=True, kw_only=True):
-    """The columns that tell how a stream stands: of its execution, its attempt and itself."""
+    """The columns of execution, attempt and stream that say how a stream stands."""
 
     lifecycle_phase: LifecyclePhase
     ownership_state: OwnershipState
@@ -203,9 +203,9 @@ class StreamFrame(Struct, frozen=True, kw_only=True):
     summary_version: int | None = None
     ttl_ms: int | None = None
     coded: bool = False
-    """The payload is what a codec has made of it, and there is none here."""
+    """The payload went through a codec that is missing here."""
     superseded: bool = False
-    """A later attempt has taken its place; told by a reader that follows the whole execution."""
+    """A later attempt has taken its place; only readers of a whole execution see this."""
 
     @property
     def text(self) -> str:
@@ -329,7 +329,7 @@ _EXECUTION_CURSOR: Final = re.compile(r"(\d{1,9}):(\d{1,20}-\d{1,20})", re.ASCII
 
 
 def read_execution_cursor(given: object) -> ExecutionCursor | None:
-    """Where a reader of a whole execution goes on; None for `end`, from now on."""
+    """Where a reader of a whole execution continues; None for `end`: from now on."""
     if given == "start":
         return ExecutionCursor()
     if given == "end":

@@ -100,7 +100,7 @@ def check_scopes(scopes: Collection[str]) -> tuple[Scope, ...]:
 
 
 def make_token(request: NewToken, randomness: bytes, now_ms: int) -> tuple[ApiToken, str]:
-    """The row to store, and the token itself, which nobody can read from the row."""
+    """The row to store, and the token itself, which cannot be read from the row."""
     token_id = randomness[:ID_BYTES].hex()
     secret = randomness[ID_BYTES : ID_BYTES + SECRET_BYTES].hex()
     until_ms = None if request.expires_in_ms is None else now_ms + request.expires_in_ms
@@ -127,7 +127,7 @@ def split_token(presented: str) -> tuple[str, str] | None:
 
 
 def check_cursor(cursor: object) -> str:
-    """Where a list of tokens goes on: after the last id of the page before."""
+    """Where a list of tokens continues: after the last id of the previous page."""
     text = checks.check_text("cursor", cursor)
     if _ID.fullmatch(text) is None:
         raise InvalidInput("cursor", "must be the next_cursor of an earlier page", text)

@@ -48,7 +48,7 @@ Answer = TypeVar("Answer")
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """Rows to insert, update and delete, and the events that tell of it."""
+    """Rows to insert, update and delete, and the events to log."""
 
     inserts: tuple[Record, ...] = ()
     updates: tuple[Record, ...] = ()
@@ -60,7 +60,7 @@ NO_CHANGES = Changes()
 
 
 class Decision(Struct, Generic[Answer], frozen=True, kw_only=True):
-    """Changes plus what to tell the caller."""
+    """Changes, and the answer to the caller."""
 
     answer: Answer
     changes: Changes = NO_CHANGES
@@ -376,7 +376,7 @@ def finish(
 
 
 def dispatch_of(ended: Execution, now_ms: int) -> tuple[CompletionDispatch, ...]:
-    """What tells the dispatcher that a member of a flow has ended."""
+    """The row by which the dispatcher learns that a flow member has ended."""
     if ended.flow_id is None:
         return ()
     return (

@@ -574,7 +574,7 @@ def closing(flow: FlowRecord) -> bool:
 
 
 def status_of(flow: FlowRecord, *, going: bool) -> FlowStatus:
-    """Whether it has ended, and how. `going` tells of a closing flow whether members go on."""
+    """Whether it has ended, and how. `going`: members of a closing flow are still running."""
     if closing(flow):
         return FlowStatus.ACTIVE if going else FlowStatus.CANCELLED
     if flow.derived_state is FlowState.OPEN:

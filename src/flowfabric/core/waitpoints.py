@@ -229,7 +229,7 @@ def sign(key: HmacKey, execution_id: ExecutionId, waitpoint_id: WaitpointId) -> 
 
 
 def fingerprint(token: WaitpointToken) -> str:
-    """What may be shown of a token: enough to tell two apart, useless to deliver with."""
+    """The part of a token that may be shown: identifies it, and is useless for delivering."""
     return token.reveal().rpartition(":")[2][:FINGERPRINT_CHARS]
 
 
@@ -342,7 +342,7 @@ def check_grace(grace_ms: object) -> int:
 # Making waitpoints: of a suspension, before one, or to tell of a wait beside work
 
 ANNOUNCED_FOR_MS: Final = 600_000
-"""How long a wait beside work is known; its worker announces it again in half that time."""
+"""How long a wait beside work is announced; its worker repeats that in half the time."""
 
 
 def new_waitpoint(
@@ -376,7 +376,7 @@ def check_waitpoint_room(execution: Execution, more: int) -> None:
 def announce(
     subject: Subject, missing: Sequence[BoundWaitpoint], key: HmacKey, now_ms: int
 ) -> Changes:
-    """Make waitpoints that last for a while, beside what the worker does."""
+    """Make waitpoints for a wait beside work, which expire after a while."""
     execution = subject.execution
     if not missing:
         return Changes()

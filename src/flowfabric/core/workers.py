@@ -1,4 +1,4 @@
-"""Which workers there are: what each serves, and until when it counts as there.
+"""Which workers are present: what each serves, and until when it counts as alive.
 
 A worker is one process, known by its instance id; its worker id names the pool it belongs to.
 It registers, says that it is alive before `liveness_ttl_ms` is over, and registers again if it
@@ -28,7 +28,7 @@ EVERYWHERE = Namespace("")
 
 
 class RegisteredWorker(Record, frozen=True, kw_only=True):
-    """A worker that is there, and what it serves."""
+    """A registered worker, and what it serves."""
 
     table: ClassVar[str] = "worker"
     key: ClassVar[tuple[str, ...]] = ("namespace", "worker_instance_id")
@@ -43,7 +43,7 @@ class RegisteredWorker(Record, frozen=True, kw_only=True):
     capabilities: str
     registered_at_ms: int
     running_since_ms: int
-    """When its process began, as far as it is known; a new one may have the same instance id."""
+    """When its process began, if known; a new process may have the same instance id."""
     last_heartbeat_ms: int
     liveness_ttl_ms: int
     expires_at_ms: int
@@ -102,7 +102,7 @@ class Refreshed(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class NotRegistered(Struct, frozen=True, kw_only=True, tag=True):
-    """There is no such worker, or not any more."""
+    """The worker does not exist, or no longer does."""
 
     revoked_leases: int = 0
 
@@ -230,7 +230,8 @@ def event_of(
 # Which lane's turn it is, where a worker serves several with different weights
 
 LaneWeights = Sequence[str] | Mapping[str, int]
-"""Lanes, or lanes with weights: one of weight 3 gets thrice the turns of one of weight 1."""
+"""Lanes, or lanes with weights: one of weight 3 gets three times as many turns as one of weight 1.
+"""
 
 
 class LaneShares:
@@ -303,7 +304,7 @@ def serves(worker: WorkerEntry, need: Need) -> bool:
 def other_versions(
     present: Iterable[WorkerEntry], execution: Execution | ExecutionSnapshot
 ) -> tuple[int, ...]:
-    """Which other versions of the task the workers that are there serve in its lane."""
+    """Which other versions of the task present workers serve in its lane."""
     name, version = split_kind(execution.execution_kind)
     served = {
         split_kind(kind)
