@@ -19,8 +19,10 @@ from flowfabric.core.flow_endings import (
     wait_ms,
 )
 from flowfabric.core.flow_joins import (
+    MemberCounts,
     check_acyclic,
     count_endings,
+    derive_flow_state,
     derived_edge_id,
     new_flow,
     new_group,
@@ -33,7 +35,6 @@ from flowfabric.core.flow_records import CancellationPolicy, FlowRecord, FlowSta
 from flowfabric.core.ids import FlowId, Namespace, make_execution_id, parse_uuid
 from flowfabric.core.results import FlowCancelled, PartiallyCancelled, SiblingCancelAction
 from flowfabric.core.states import PublicState, TerminalOutcome
-from flowfabric.core.views import MemberCounts, derive_flow_state
 from flowfabric.errors import CycleDetected, InvalidGraceMs, InvalidInput
 from tests.store.records import an_execution
 

@@ -16,7 +16,7 @@ from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.checks import check_choice, check_int, check_optional_text, check_text
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.records import Execution
-from flowfabric.core.states import LifecyclePhase, TerminalOutcome
+from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import change
 
 # Join policies: when an execution that waits for others may run, or never can
@@ -414,6 +414,53 @@ def ended_count(flow: flow_records.FlowRecord) -> int:
     )
 
 
+ENDED_BADLY = (PublicState.FAILED, PublicState.EXPIRED)
+HELD_UP = (
+    PublicState.SUSPENDED,
+    PublicState.DELAYED,
+    PublicState.RATE_LIMITED,
+    PublicState.WAITING_CHILDREN,
+)
+
+
+class MemberCounts(Struct, frozen=True):
+    """How many members are in which state."""
+
+    by_state: Mapping[PublicState, int]
+    spared: int = 0
+    """Of the cancelled ones: those that a join no longer needed."""
+    ends_ms: tuple[int, ...] = ()
+    """When the last in each state ended, if that was asked for."""
+
+
+def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> flow_records.FlowState:
+    """What the members' states make of the flow. An empty flow is open."""
+    counts = members.by_state
+
+    def any_in(*states: PublicState) -> bool:
+        return any(counts.get(state) for state in states)
+
+    total = sum(counts.values())
+    if total == sum(counts.get(state, 0) for state in TERMINAL_STATES) and (total or cancelled):
+        if cancelled:
+            return flow_records.FlowState.CANCELLED
+        unwanted = counts.get(PublicState.CANCELLED, 0) - members.spared
+        bad = unwanted or any_in(*ENDED_BADLY)
+        return flow_records.FlowState.FAILED if bad else flow_records.FlowState.COMPLETED
+    if any_in(PublicState.ACTIVE):
+        return flow_records.FlowState.RUNNING
+    return flow_records.FlowState.BLOCKED if any_in(*HELD_UP) else flow_records.FlowState.OPEN
+
+
+def _derived_state(flow: flow_records.FlowRecord) -> flow_records.FlowState:
+    """The same from the flow's own counters, once all members have ended."""
+    if ended_count(flow) < flow.node_count:
+        return flow_records.FlowState.OPEN
+    counts = {state: getattr(flow, f"members_{state}") for state in TERMINAL_STATES}
+    cancelled = flow.public_flow_state is flow_records.FlowState.CANCELLED
+    return derive_flow_state(MemberCounts(counts, flow.members_spared), cancelled=cancelled)
+
+
 def with_derived_state(
     flow: flow_records.FlowRecord, now_ms: int, retention_ms: int
 ) -> flow_records.FlowRecord:
@@ -434,16 +481,11 @@ def with_derived_state(
     )
 
 
-def _derived_state(flow: flow_records.FlowRecord) -> flow_records.FlowState:
-    cancelled = flow.public_flow_state is flow_records.FlowState.CANCELLED
-    if ended_count(flow) < flow.node_count or (flow.node_count == 0 and not cancelled):
-        return flow_records.FlowState.OPEN
-    if cancelled:
-        return flow_records.FlowState.CANCELLED
-    unwanted = flow.members_cancelled - flow.members_spared
-    if flow.members_failed or flow.members_expired or unwanted:
-        return flow_records.FlowState.FAILED
-    return flow_records.FlowState.COMPLETED
+def recounted(flow: flow_records.FlowRecord, ended: MemberCounts) -> flow_records.FlowRecord:
+    """The flow with its counters, and the time of the last end, set to what was found."""
+    counts = {f"members_{state}": ended.by_state.get(state, 0) for state in TERMINAL_STATES}
+    counted = structs.replace(flow, members_spared=ended.spared, **counts)
+    return with_last_end(counted, ended.ends_ms)
 
 
 # Edges and groups --------------------------------------------------------------

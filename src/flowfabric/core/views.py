@@ -3,11 +3,10 @@
 A stored value that no operation could have written is corruption, and named as such.
 """
 
-from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from flowfabric.core import flow_joins
 from flowfabric.core.flow_endings import holds_back
@@ -582,46 +581,7 @@ def status_of(flow: FlowRecord, *, going: bool) -> FlowStatus:
     return FlowStatus(flow.derived_state)
 
 
-ENDED_BADLY = (PublicState.FAILED, PublicState.EXPIRED)
-HELD_UP = (
-    PublicState.SUSPENDED,
-    PublicState.DELAYED,
-    PublicState.RATE_LIMITED,
-    PublicState.WAITING_CHILDREN,
-)
-ENDED = (*ENDED_BADLY, PublicState.CANCELLED, PublicState.COMPLETED, PublicState.SKIPPED)
-
-
-class MemberCounts(Struct, frozen=True):
-    """How many members are in which state."""
-
-    by_state: Mapping[PublicState, int]
-    spared: int = 0
-    """Of the cancelled ones: those that a join no longer needed."""
-    ends_ms: tuple[int, ...] = ()
-    """When the last in each state ended, if that was asked for."""
-
-
-def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> FlowState:
-    """What the members' states make of the flow. An empty flow is open."""
-    counts = members.by_state
-
-    def any_in(*states: PublicState) -> bool:
-        return any(counts.get(state) for state in states)
-
-    total = sum(counts.values())
-    if total == sum(counts.get(state, 0) for state in ENDED) and (total or cancelled):
-        if cancelled:
-            return FlowState.CANCELLED
-        unwanted = counts.get(PublicState.CANCELLED, 0) - members.spared
-        bad = unwanted or any_in(*ENDED_BADLY)
-        return FlowState.FAILED if bad else FlowState.COMPLETED
-    if any_in(PublicState.ACTIVE):
-        return FlowState.RUNNING
-    return FlowState.BLOCKED if any_in(*HELD_UP) else FlowState.OPEN
-
-
-def flow_summary(flow: FlowRecord, members: MemberCounts, now_ms: int) -> FlowSummary:
+def flow_summary(flow: FlowRecord, members: flow_joins.MemberCounts, now_ms: int) -> FlowSummary:
     counts = members.by_state
     shown = {f"members_{state}": count for state, count in counts.items()}
     # Understood but never derived; it counts as what it would be.
@@ -632,19 +592,12 @@ def flow_summary(flow: FlowRecord, members: MemberCounts, now_ms: int) -> FlowSu
         total_members=sum(counts.values()),
         sampled_members=sum(counts.values()),
         last_summary_update_at_ms=now_ms,
-        public_flow_state=derive_flow_state(
+        public_flow_state=flow_joins.derive_flow_state(
             members, cancelled=flow.public_flow_state is FlowState.CANCELLED
         ),
         members_spared=members.spared,
         **shown,
     )
-
-
-def recounted(flow: FlowRecord, ended: MemberCounts) -> FlowRecord:
-    """The flow with its counters, and the time of the last end, set to what was found."""
-    counts = {f"members_{state}": ended.by_state.get(state, 0) for state in ENDED}
-    counted = structs.replace(flow, members_spared=ended.spared, **counts)
-    return flow_joins.with_last_end(counted, ended.ends_ms)
 
 
 def eligibility(execution: Execution | None, group: EdgeGroup | None) -> EligibilityStatus:

@@ -18,7 +18,6 @@ from flowfabric.core.ids import ExecutionId, FlowId, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
-from flowfabric.core.views import recounted
 from flowfabric.engine import unit
 from flowfabric.engine.flows import (
     TROUBLE,
@@ -607,7 +606,9 @@ class FlowAudits(FlowGroup):
         return len(fired)
 
     async def _recount(self, tx: Transaction, flow: flow_records.FlowRecord) -> int:
-        counted = recounted(flow, await member_counts(tx, flow.flow_id, "count_told_members"))
+        counted = flow_joins.recounted(
+            flow, await member_counts(tx, flow.flow_id, "count_told_members")
+        )
         if counted == flow:
             return 0
         derived = self.with_derived_state(counted, await tx.now_ms())

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core import ids, views
+from flowfabric.core import flow_joins, ids, views
 from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
@@ -66,7 +66,7 @@ class FlowReads(FlowGroup):
         """Stored once every member has ended; until then what the members are doing now."""
         if flow.derived_state is not FlowState.OPEN:
             return flow.derived_state
-        return views.derive_flow_state(
+        return flow_joins.derive_flow_state(
             await member_counts(reader, flow.flow_id),
             cancelled=flow.public_flow_state is FlowState.CANCELLED,
         )
@@ -291,7 +291,9 @@ class FlowReads(FlowGroup):
             flow = await self.lock_flow(tx, asked)
             if flow.node_count == 0:
                 return False
-            counted = views.recounted(flow, await member_counts(tx, asked, "count_told_members"))
+            counted = flow_joins.recounted(
+                flow, await member_counts(tx, asked, "count_told_members")
+            )
             await tx.save(Changes(updates=(self.with_derived_state(counted, await tx.now_ms()),)))
             return True
 

@@ -27,7 +27,6 @@ from flowfabric.core.ids import (
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
-from flowfabric.core.views import MemberCounts
 from flowfabric.engine import unit
 from flowfabric.engine.work import Work
 from flowfabric.store.base import Reader, Transaction
@@ -62,13 +61,13 @@ def forgotten(flow: FlowRecord, now_ms: int) -> bool:
 
 async def member_counts(
     reader: Reader, flow_id: FlowId, statement: str = "count_flow_members"
-) -> MemberCounts:
+) -> flow_joins.MemberCounts:
     """How many members of a flow are in which state."""
     satisfied, impossible = flow_joins.SIBLING_REASONS
     rows = await reader.select_as(
         CountRow, statement, flow_id=flow_id, satisfied=satisfied, impossible=impossible
     )
-    return MemberCounts(
+    return flow_joins.MemberCounts(
         {row.public_state: row.members for row in rows},
         sum(row.spared for row in rows if row.public_state is PublicState.CANCELLED),
         tuple(row.last_ended_at_ms for row in rows if row.last_ended_at_ms is not None),
