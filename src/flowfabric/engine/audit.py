@@ -162,7 +162,7 @@ async def _gone(reader: Reader, named: Sequence[str]) -> set[ids.ExecutionId]:
 
 
 async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
-    """What these wait for, and those in turn, as far as nothing else moves them."""
+    """What these wait for, transitively, unless something else will move it."""
     waits: dict[ids.ExecutionId, set[ids.ExecutionId]] = {}
     asked = [ids.parse_execution_id(each) for each in waiting]
     for _ in range(RING_MAX):

@@ -125,7 +125,7 @@ class BudgetSweeps(Group):
         return await self.store.transact(body)
 
     async def act_on_breaches(self, *, limit: int = CANCEL_BATCH) -> Swept:
-        """Cancel what budgets want cancelled that were breached, at most so many executions."""
+        """Cancel the executions of breached budgets that want it, up to `limit`."""
         check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(reader: Reader) -> Sequence[Budget]:

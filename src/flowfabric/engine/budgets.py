@@ -91,7 +91,7 @@ class UsageAndLimits(Struct, frozen=True, kw_only=True):
 
 class BudgetReset(Struct, frozen=True, kw_only=True):
     next_reset_at_ms: int
-    """0: never by itself."""
+    """0: only on request."""
 
 
 class BudgetPage(Struct, frozen=True, kw_only=True):
@@ -117,9 +117,9 @@ class Budgets(Group):
     async def create_budget(
         self, definition: terms.BudgetDefinition, *, if_exists: str = "keep"
     ) -> BudgetCreated:
-        """Have a budget. One that exists stays as it is; `if_exists="error"` refuses others.
+        """Create a budget. An existing one stays; `if_exists="error"` refuses one that differs.
 
-        What was reported to it before it was created counts.
+        Usage reported before the creation counts.
         """
         if if_exists not in ("keep", "error"):
             raise InvalidInput("if_exists", "must be keep or error", if_exists)
@@ -386,7 +386,7 @@ class Budgets(Group):
     ) -> rules.UsageOutcome:
         """Count what was used, and free the rest of what was reserved. Safe to repeat.
 
-        Using nothing gives the reservation up. What goes beyond it is counted if there is room.
+        Using nothing gives up the reservation. Usage beyond it is counted if there is room.
         """
         asked = Settlement(
             budget_id=budget_id,
@@ -470,7 +470,7 @@ class Budgets(Group):
 
 
 def blank_budget(budget_id: object, namespace: object) -> Budget:
-    """The budget as it is when usage is reported before it is created."""
+    """A budget to which usage is reported before it is created."""
     known = ids.parse_namespace(namespace)
     parsed = ids.named_budget_id(budget_id, known)
     return Budget(
@@ -513,7 +513,7 @@ def freed_accounts(
 
 
 async def read_statuses(reader: Reader, budgets: Sequence[Budget]) -> list[BudgetStatus]:
-    """Budgets as they are seen; what ended attempts still seem to hold is left out."""
+    """Budgets as callers see them, without what ended attempts still seem to hold."""
     holding = [str(each.budget_id) for each in budgets if each.reserved != "{}"]
     dead: Sequence[BudgetReservation] = ()
     if holding:

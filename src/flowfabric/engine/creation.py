@@ -180,7 +180,7 @@ class CreateBody:
     async def _hold_found(
         self, tx: Transaction, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
     ) -> None:
-        """Keep what a handler has found instead of created as long as the handler goes on."""
+        """Keep executions that a handler found instead of creating, for as long as it runs."""
         pairs = {
             (taken.get(place, checked.execution_id), checked.parent_execution_id)
             for place, checked in enumerate(self.checked)
@@ -479,7 +479,7 @@ class Creation(unit.Group):
         try:
             (row,) = await self.store.execute_alone("create_new", new.topics, **new.parameters)
         except (UniqueViolation, errors.LockTimeout):
-            # Others have taken a key or an id meanwhile, or are about to.
+            # Another transaction has taken a key or an id, or is about to.
             return await self._create(checked, key_wait_ms)
         except errors.Transport as lost:
             if lost.kind is not errors.BackendErrorKind.TRANSPORT or new.parameters["lock_wait_ms"]:

@@ -138,7 +138,7 @@ class Following(Streams, Tails, Subscriptions):
 def operation(
     group: str, method: Callable[Concatenate[G, P], T]
 ) -> Callable[Concatenate["Engine", P], T]:
-    """A method of the engine's group, as one of the engine."""
+    """A method of one of the engine's groups, as a method of the engine."""
 
     def call(self: "Engine", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(getattr(self, group), *args, **kwargs)
@@ -268,7 +268,7 @@ class Engine:
 
     @property
     def routes(self) -> dict[Route, int]:
-        """The routes met lately."""
+        """The routes this process has used recently."""
         return self.shell.routes
 
     def backend_label(self) -> str:

@@ -93,8 +93,8 @@ LOST_HINT_S: Final = 10.0
 LOOK_GAP_S: Final = 0.01
 LOOK_TIMEOUT_S: Final = 5.0
 COMMIT_WAIT_S: Final = 10.0
-"""How long a page waits for an event whose number is taken: until those who write now have ended,
-or a number that was rolled back would hold it up as long as anybody else writes."""
+"""How long a page waits for an event whose number is taken: only for transactions open now, or a
+number that was rolled back would hold it up for as long as others write."""
 SUBSCRIPTIONS_MAX: Final = 10_000
 """Subscriptions that may wait in one process."""
 FROM_NOW: Final = ""
@@ -131,9 +131,9 @@ class ToldPage(Struct, frozen=True, kw_only=True):
 
 
 class Subscription(Generic[T]):
-    """Events as they come; it never ends by itself.
+    """Events as they are logged, without end.
 
-    `cursor` is where it has come to: `after=cursor` goes on there, in any process.
+    `cursor` is how far it has read: `after=cursor` continues there, in any process.
     """
 
     def __init__(
@@ -380,7 +380,7 @@ async def _executions_like(
 
 
 class LogWatch:
-    """Tells all who wait for events that there are some."""
+    """Wakes all readers that wait for events."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -392,9 +392,9 @@ class LogWatch:
         self._closed = False
 
     async def wait(self, after_id: int, *, hinted: bool) -> None:
-        """Until the log reaches past an event; what is there may still have to be waited for.
+        """Wait until the log reaches past an event, which may not be committed yet.
 
-        `hinted` says that whatever the caller waits for comes with a hint.
+        `hinted`: what the caller waits for comes with a hint.
         """
         if self._closed:
             raise errors.Unavailable("subscriptions", "the engine was closed")

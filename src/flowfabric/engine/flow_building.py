@@ -52,7 +52,7 @@ async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Executio
 
 
 async def refuse_existing(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> None:
-    """Looked at before the revision, so that a repeat after a lost answer is told apart."""
+    """Checked before the revision, so that a repeat after a lost answer is recognized."""
     edge = await lock_edge(tx, flow, edge_id)
     if edge is not None:
         raise errors.DependencyAlreadyExists(
@@ -104,9 +104,9 @@ class FlowBuilding(FlowEndings):
     async def create_flow(
         self, flow_id: str, *, flow_kind: str, namespace: str = "default"
     ) -> results.CreateFlowResult:
-        """Create an empty flow. An id that exists is left as it is.
+        """Create an empty flow. An existing one is left unchanged.
 
-        The id of one past its keep time is free again; what is left of that one goes first.
+        An id is free again after the keep time of its flow, whose remains are deleted first.
         """
         asked = self.check_flow_id(flow_id)
         kind = check_name("flow_kind", flow_kind)

@@ -41,7 +41,7 @@ FLOWS_PER_BATCH = 64
 FLOWS_LOOKED_AT = 256
 CASCADE_ROUNDS_MAX = FLOWS_LOOKED_AT
 FEW = 8
-"""Up to so many edges and endings are told without taking locks first."""
+"""Up to this many endings are dispatched without taking locks first."""
 
 
 class QueuedEnding(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Dispatched(Struct, frozen=True, kw_only=True):
 
 class FlowEndings(FlowGroup):
     async def dispatch_completions(self, *, limit: int = bounds.DISPATCH_BATCH) -> Swept:
-        """Work off endings of flow members that no other process is working on."""
+        """Dispatch endings of flow members that no other process is dispatching."""
         check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def few(tx: Unlocked) -> Swept | None:
@@ -77,7 +77,7 @@ class FlowEndings(FlowGroup):
     async def _dispatch_few(self, tx: Unlocked, limit: int) -> Swept | None:
         """Read all endings there are without locks, and write if nothing has changed since.
 
-        None where there are more, or more is to be known than what is read here.
+        None if there are more, or if deciding needs rows that are not read here.
         """
         rows = await tx.select_joined(DISPATCH_ROWS, "read_for_dispatch", limit=limit + 1)
         found = read_endings(rows) if len(rows) <= limit else None
@@ -117,7 +117,7 @@ class FlowEndings(FlowGroup):
             return await self._dispatch_one_by_one(start, limit)
         if swept.full:
             return swept
-        # What is left others hold. A dispatcher tells of it; a builder does not.
+        # Other transactions hold the rest: a dispatcher will hint, a builder will not.
         return structs.replace(swept, held=bool(await self.store.execute_alone("any_ending")))
 
     async def _dispatch_flows(
@@ -166,7 +166,7 @@ class FlowEndings(FlowGroup):
     async def cascade_completion(self, execution_id: str) -> results.CascadeOutcome:
         """Tell the dependents of one ended execution now, if they have not been told.
 
-        Dependents that are skipped have endings of their own, which follow by themselves.
+        Dependents that are skipped have endings of their own, which the dispatcher handles.
         """
         asked = self.shell.check_execution_id(execution_id)
         resolved = cascaded = 0
@@ -331,7 +331,7 @@ def check_outcome(outcome: object) -> TerminalOutcome:
 async def open_edges(
     tx: Transaction, lives: Mapping[ExecutionId, int]
 ) -> Sequence[flow_records.Edge]:
-    """Applied edges that the ends of these lives resolve, locked; only so many at a time.
+    """Applied edges that the ends of these lives resolve, locked; a limited number at a time.
 
     `lives` says how often each of the upstreams was replayed.
     """
@@ -455,7 +455,7 @@ class FoundEndings(Struct, frozen=True):
 
 
 def read_endings(rows: Sequence[Joined]) -> FoundEndings | None:
-    """None unless endings are news, and downstreams are as they were made but for their joins."""
+    """None unless no ending is stale and no downstream has changed apart from its join."""
     found = FoundEndings()
     for each in rows:
         flow, ending = each.get(flow_records.FlowRecord), _queued(each)
@@ -485,7 +485,7 @@ def read_endings(rows: Sequence[Joined]) -> FoundEndings | None:
 
 
 def _untouched(execution: Execution) -> bool:
-    """Whether an execution has no rows but its own: nobody has ever had it."""
+    """Whether an execution has only its own row: no worker has ever had it."""
     return (
         execution.total_attempt_count == 0
         and execution.granted_until_ms is None
@@ -550,7 +550,7 @@ class FlowAudits(FlowGroup):
     async def _requeue(
         self, tx: Transaction, flow: flow_records.FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
-        """Queue members that are marked for cancellation and are queued no more."""
+        """Queue members again that are marked for cancellation but not queued."""
         now_ms = await tx.now_ms()
         wanted = [
             row
@@ -588,12 +588,12 @@ class FlowAudits(FlowGroup):
     async def _free(
         self, tx: Transaction, flow: flow_records.FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
-        """Let go members that nothing holds back."""
+        """Release members that nothing holds back."""
         keys = [unit.execution_key(each) for each in sorted(members)]
         groups = {
             g.downstream_id: g for g in (await tx.lock(flow_records.EdgeGroup, keys)).values()
         }
-        # Some of them may have been let go by now.
+        # Some of them may have been released by now.
         current = await tx.lock(Execution, keys)
         fired = [
             group

@@ -355,7 +355,7 @@ class _Building:
     async def _hold_back(
         self, tx: Transaction, flow: FlowRecord, joins: Sequence[CheckedJoin]
     ) -> tuple[set[ExecutionId], list[Execution]]:
-        """Block downstreams that existed before; tell whose groups did, too."""
+        """Hold back downstreams that existed before; return those whose groups did, too."""
         keys = [execution_key(j.downstream_id) for j in joins if j.downstream_id not in self.groups]
         executions = await tx.lock(Execution, keys)
         known = {g.downstream_id: g for g in (await tx.lock(EdgeGroup, keys)).values()}

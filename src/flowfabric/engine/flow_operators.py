@@ -43,9 +43,9 @@ class FlowOperators(FlowGroup):
     ) -> results.CancelFlowResult:
         """Close a flow and cancel the members its policy names.
 
-        A cancelled flow can be cancelled further: `cancel_all` after `cancel_pending` takes
-        the rest along. Any other repeat answers with what was decided and cancelled before.
-        With a `wait`, returns once those members have ended, or raises `OperationTimeout`.
+        A cancelled flow can be cancelled further: `cancel_all` after `cancel_pending` cancels the
+        rest. Any other repeat answers with what was decided and cancelled before. With a `wait`,
+        returns once those members have ended, or raises `OperationTimeout`.
         """
         budget_ms = flow_endings.wait_ms(wait)
         header = await self.cancel_flow_header(
@@ -236,7 +236,7 @@ class FlowOperators(FlowGroup):
         await self.store.transact(body)
 
     async def ack_cancel_member(self, flow_id: str, execution_id: str) -> None:
-        """Take a member that has ended off the queue of those to be cancelled.
+        """Take an ended member off the cancellation queue.
 
         A missing one is fine; one that has not ended stays, since nothing else would
         cancel it.
@@ -258,9 +258,9 @@ class FlowOperators(FlowGroup):
     async def reconcile_sibling_cancel_group(
         self, flow_id: str, downstream_execution_id: str
     ) -> results.SiblingCancelAction:
-        """Take upstreams of a join off the queue of those to be cancelled, if they need not be.
+        """Take upstreams of a join off the cancellation queue if they need not be cancelled.
 
-        The dispatcher does so by itself; call this to be sure.
+        The dispatcher does the same; call this to be sure.
         """
         asked = self.check_flow_id(flow_id)
         downstream_id = self.check_member_id(

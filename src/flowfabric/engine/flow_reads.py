@@ -282,8 +282,8 @@ class FlowReads(FlowGroup):
     async def project_flow_summary(self, flow_id: str) -> bool:
         """Count the flow's ended members again and store the result.
 
-        The dispatcher keeps these counts right by itself; this mends them. False
-        for a flow without members, of which nothing is written.
+        The dispatcher keeps these counts right; this mends them. False, and nothing written, for a
+        flow without members.
         """
         asked = self.check_flow_id(flow_id)
 

@@ -55,7 +55,7 @@ async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
 
 
 def forgotten(flow: FlowRecord, now_ms: int) -> bool:
-    """Whether the flow is past its keep time: it is gone for everybody, deleted or not."""
+    """Whether the flow is past its keep time: it counts as gone, deleted or not."""
     return flow.retain_until_ms is not None and flow.retain_until_ms <= now_ms
 
 
@@ -250,7 +250,7 @@ class FlowGroup(unit.Group):
         new_inputs: Sequence[ExecutionInput],
         also: Changes,
     ) -> Changes:
-        """Let go the downstreams of groups that fired, and have what they spare cancelled."""
+        """Release the downstreams of groups that fired, and have spared upstreams cancelled."""
         sparing = [group for group in fired if group.cancel_reason is not None]
         if sparing:
             # Before any member is locked: cancelling locks in this order, too.

@@ -79,7 +79,7 @@ def _repeated(names: Sequence[object]) -> bool:
 
 
 def _column(values: Sequence[str | None]) -> Sequence[str | None]:
-    """An empty list where none of them is there, which costs nothing."""
+    """The values, or an empty list if all are None, which costs nothing to send."""
     return () if values.count(None) == len(values) else values
 
 

@@ -59,7 +59,7 @@ async def register(
         if (each,) not in known:
             raise NotFound("quota_policy", each)
     wanted = sorted(each.gate_id for each in names)
-    # Held until the routes that pass them are there: those that nothing passes are deleted.
+    # Held until the routes that pass them exist: gates without routes are deleted.
     there = set(await tx.select_as(GateId, "hold_gates", gate_ids=wanted))
     new = [each for each in sorted(names) if each.gate_id not in there]
     # A budget may be used up already; under its lock that cannot change.
@@ -334,10 +334,9 @@ async def held_up(reader: Reader, executions: Sequence[Execution]) -> list[Execu
 # Claiming -------------------------------------------------------------------
 
 ASK_AGAIN_S: Final = 1.0
-"""How long a process goes on without asking whether there is limited work."""
+"""How long a process assumes that there is no new limited work before it asks."""
 ASK_AGAIN_MAX_S: Final = 60.0
-"""The same for one that had none when it asked last, and that hints tell of the first: for hints
-that are lost."""
+"""The same for one that found none when it last asked: a hint announces the first."""
 STEPS_MAX: Final = 1_000
 """Routes one claim looks at."""
 ROUNDS_MAX: Final = 4
@@ -346,8 +345,7 @@ ROUTES_MIN: Final = 16
 """Routes one round locks the gates of, if that many have work, however little is asked for."""
 LONG_SEARCH: Final = 100
 QUIET_FACTOR: Final = 10
-"""A search through so many routes that found nothing is not repeated before this many times as long
-as it took."""
+"""After a search through `LONG_SEARCH` routes found nothing, wait this many times as long."""
 REMEMBERED_MAX: Final = 100_000
 COUNTED_EACH_TIME_MAX: Final = 1_000
 """What a limit that keeps slots counts for each claim; where it is more it remembers what it has to
@@ -520,7 +518,7 @@ class GatedClaims:
             self._leases[LeaseId(str(row["lease_id"]))] = None
 
     def lanes_released(self, handles: Sequence[Handle]) -> set[LaneId]:
-        """Where others may wait for a slot that one of these leases has held until now."""
+        """Lanes whose work may wait for a slot that one of these leases held until now."""
         if not self._leases:
             return set()
         return {each.lane_id for each in handles if self._leases.pop(each.lease_id, self) is None}

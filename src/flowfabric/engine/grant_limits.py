@@ -101,7 +101,7 @@ async def admit(tx: Transaction, execution: Execution) -> None:
 
 
 async def pass_by(tx: Transaction, execution: Execution) -> None:
-    """Have the gates of an execution counted again: whoever takes it asks none of them."""
+    """Have the gates of an execution counted again: a claim by hand asks none of them."""
     gate_ids = await gates_of(tx, execution.route_id)
     locked = await tx.lock(Gate, [(gate_id,) for gate_id in sorted(gate_ids)])
     known = [each for each in locked.values() if each.spare is not None]

@@ -1,8 +1,8 @@
 """Claiming executions by id, with a grant.
 
 A scheduler asks what a worker should run next (`claim_for_worker`), or picks an execution itself
-(`issue_claim_grant`, `issue_reclaim_grant`); the worker then turns the grant into a lease. The
-execution is kept for it meanwhile.
+(`issue_claim_grant`, `issue_reclaim_grant`); the worker then turns the grant into a lease. Until
+then the execution is kept for that worker.
 """
 
 from collections.abc import Callable, Sequence
@@ -149,15 +149,15 @@ class Grants(unit.Group):
         return pick.execution_id
 
     async def _let_go(self, tx: Transaction, query: ClaimQuery) -> bool:
-        """Let go of what was kept back until a worker like this one comes."""
+        """Release what was kept back for a worker like this one."""
         found = await find_kept_back(tx, query, bounds.KEPT_BACK_MAX)
         await self.shell.decide_in(tx, [unit.Ask(each, let_go) for each in found])
         return bool(found)
 
     async def _keep_back_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
-        """Keep back what waits in these lanes and no worker that is there could run.
+        """Keep back what waits in these lanes and no present worker can run.
 
-        What this worker cannot run and another one can is left to that.
+        What another worker can run is left to that worker.
         """
         asked: dict[str, Parameter] = {
             "namespace": query.namespace,
@@ -212,7 +212,7 @@ class Grants(unit.Group):
     ) -> results.ReclaimGrant | results.NotReclaimable | results.ReclaimCapExceeded:
         """Reserve one execution that has lost its lease, which `reclaim_execution` then takes.
 
-        A lease that is over counts as lost, whether or not anybody has noticed.
+        A lease that has ended counts as lost, recorded or not.
         """
         request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
         outcome = await self._issue(execution_id, _offer_reclaim(request))
@@ -403,7 +403,7 @@ class Grants(unit.Group):
     # Time
 
     async def return_due_grants(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
-        """Forget grants that were not used in time: what they kept is ready for everybody."""
+        """Forget grants that were not used in time: any worker may claim what they reserved."""
         check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:
@@ -479,7 +479,7 @@ class Issued(Struct, frozen=True, kw_only=True):
 async def _lock_granted(
     tx: Transaction, execution_ids: Sequence[ExecutionId]
 ) -> dict[ExecutionId, Subject]:
-    """Lock executions with their grants, those included that nothing refers to any more."""
+    """Lock executions with their grants, including grants that are no longer referred to."""
     subjects = await unit.lock_subjects(tx, execution_ids)
     keys = [unit.execution_key(each) for each in subjects]
     stored = await tx.get(StoredGrant, keys)
@@ -556,7 +556,7 @@ def _offer_reclaim(request: grants.GrantRequest) -> Decide[Offered]:
 
 
 def _offer(request: grants.GrantRequest) -> Decide[Offered]:
-    """Whichever grant the execution needs."""
+    """A claim or a reclaim grant, as the execution needs."""
     claim, reclaim = _offer_claim(request), _offer_reclaim(request)
 
     def decide(subject: Subject, place: grants.Where, timing: Timing) -> Decision[Offered]:

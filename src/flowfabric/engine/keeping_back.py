@@ -1,7 +1,7 @@
 """Keeping executions back from every worker, and letting them go.
 
-Operators and policies do it by id. A scheduler keeps back what no worker can run
-(`engine.grants`); a worker that comes lets go of what it can.
+Operators and policies do it by id. A scheduler keeps back what no worker can run (`engine.grants`);
+a worker that arrives releases what it can run.
 """
 
 from collections.abc import Sequence
@@ -68,14 +68,14 @@ class KeepingBack(unit.Group):
 
 
 async def find_kept_back(reader: Reader, query: ClaimQuery, limit: int) -> Sequence[ExecutionId]:
-    """Executions that are kept back until a worker like this one comes."""
+    """Executions that are kept back for a worker like this one."""
     return await reader.select_as(
         ExecutionId, "kept_back_for", **query.parameters, kinds=query.kinds, limit=limit
     )
 
 
 async def let_go_for(shell: unit.Shell, query: ClaimQuery) -> bool:
-    """Let go of what was kept back until a worker like this one comes; tell whether any was."""
+    """Release what was kept back for a worker like this one; return whether anything was."""
     let_go_any = False
     for _ in range(ROUNDS_MAX):
         found = await shell.store.read(

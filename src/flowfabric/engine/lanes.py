@@ -28,7 +28,7 @@ class LaneCounts(Struct, frozen=True, kw_only=True):
 
     lane_id: LaneId
     ready: int = 0
-    """Nothing but a worker is missing."""
+    """Only a worker is missing."""
     running: int = 0
     delayed: int = 0
     suspended: int = 0
@@ -101,7 +101,7 @@ class Lanes(unit.Group):
         return await self._set_state(lane_id, LaneState.ACTIVE)
 
     async def drain_lane(self, lane_id: str) -> Lane:
-        """Refuse new submissions; what is there is worked off."""
+        """Refuse new submissions; workers finish what is there."""
         return await self._set_state(lane_id, LaneState.DRAINING)
 
     async def disable_lane(self, lane_id: str) -> Lane:

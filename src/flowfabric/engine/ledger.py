@@ -95,7 +95,7 @@ class BudgetEntry(Struct, frozen=True, kw_only=True):
 
     verb: Literal["report", "reserve", "settle"]
     budget: Budget
-    """The row of a budget that nobody has created."""
+    """The row of a budget that was not created."""
     amounts: Amounts
     key: str | None = None
     execution_id: ids.ExecutionId | None = None
@@ -292,7 +292,7 @@ class Ledger:
         self._reservations.current[hold_key(entry)] = waiting
 
     async def _free_dead(self, tx: Transaction, budget_id: ids.BudgetId) -> bool:
-        """Free what attempts hold that have ended; tell whether there were any."""
+        """Free what ended attempts hold; return whether there were any."""
         if budget_id in self._freed:
             return False
         self._freed.add(budget_id)
@@ -333,9 +333,9 @@ async def save_budgets(
     after: Sequence[Budget],
     besides: Changes = NO_CHANGES,
 ) -> None:
-    """Save budgets that are locked, the gates that close or open by that, and what is told of it.
+    """Save locked budgets, the gates that this closes or opens, and the events about it.
 
-    `besides` goes along, in the same statement.
+    `besides` is saved in the same statement.
     """
     now_ms = await tx.now_ms()
     turned = await gates.turned(tx, before, after)

@@ -161,8 +161,8 @@ class LimitOperations(unit.Group):
         """Take a slot for an execution by hand, if there is one.
 
         It is held until the execution ends or `release_admission`; `dimension` is a value of the
-        policy's key. The given limits count only where there is no such policy. Executions that
-        were submitted under the policy are refused: their claims take slots by themselves.
+        policy's key. The given limits apply only if there is no such policy. Executions
+        submitted under the policy are refused: claiming them takes slots already.
         """
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
         key = "" if dimension in ("", DEFAULT_DIMENSION) else gates.check_gate_key(dimension)

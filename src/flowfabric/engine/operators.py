@@ -223,9 +223,9 @@ class Operators(Leases):
         return await self.shell.sweep("due_deadlines", executions.decide_deadline, limit, only)
 
     async def next_due(self) -> dict[str, int]:
-        """Milliseconds until each reconciler has something to do; those that never do are absent.
+        """Milliseconds until each reconciler has something to do; zero or less means now.
 
-        Zero and less: it has now.
+        A reconciler that has nothing to do is absent.
         """
 
         async def body(reader: Reader) -> dict[str, int]:
@@ -268,7 +268,7 @@ class Operators(Leases):
         return await self._trim("trim_idempotency_guards", 0, limit)
 
     async def trim_routes(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
-        """Forget kinds and keys of limits that no execution has and nobody submitted lately."""
+        """Forget kinds and limit keys that no execution has and no recent submission used."""
         checks.check_int("limit", limit, 1, bounds.BATCH_MAX)
 
         async def body(tx: Transaction) -> Swept:

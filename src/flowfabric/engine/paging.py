@@ -1,6 +1,6 @@
-"""Lists, page by page: a page cut from what was found, and a list read to its end.
+"""Lists, page by page: a page cut from the rows found, and a list read to its end.
 
-Who lists asks for one more than the limit: if it is there, there is another page.
+A list asks for one row more than the limit: if it gets it, there is another page.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -10,7 +10,7 @@ from flowfabric.core.checks import check_list, check_text
 from flowfabric.errors import InvalidInput
 
 PAGES_MAX: Final = 10_000
-"""Pages that one list is read in: a cursor that leads nowhere new ends."""
+"""The most pages one list is read in, so that a cursor that goes in circles ends."""
 
 TIME_DIGITS_MAX: Final = 15
 FROM_A_PAGE: Final = "must be the next_cursor of an earlier page"
@@ -27,7 +27,7 @@ def cut(found: Sequence[T], limit: int, cursor: Callable[[T], C]) -> tuple[tuple
 
 
 def check_pair(cursor: object) -> tuple[str, str]:
-    """Where a list by namespace and name goes on; from the start without a cursor."""
+    """Where a list by namespace and name continues; the start without a cursor."""
     namespace, name = check_list("cursor", ("", "") if cursor is None else cursor, 2, 2)
     return check_text("cursor", namespace), check_text("cursor", name)
 
@@ -47,7 +47,7 @@ def read_name_cursor(cursor: object) -> tuple[str, str]:
 
 
 def split_time(cursor: object, separator: str = "-") -> tuple[int, str]:
-    """Where a list by time goes on: the time, and the rest of the cursor."""
+    """Where a list by time continues: the time, and the rest of the cursor."""
     time, _, rest = cursor.partition(separator) if isinstance(cursor, str) else ("", "", "")
     if not (time.isascii() and time.isdigit()) or len(time) > TIME_DIGITS_MAX:
         raise InvalidInput("cursor", FROM_A_PAGE, cursor)

@@ -39,7 +39,7 @@ class ExecutionFilter(Struct, frozen=True, kw_only=True):
         return structs.replace(self, states=states)
 
     def _kinds(self) -> tuple[str | None, str | None]:
-        """The kind that matches, and how those begin that match besides."""
+        """The kind that matches, and the prefix of others that match too."""
         given = self.execution_kind
         if given is None or checks.names_version(given):
             return None if given is None else checks.kind_of(*checks.split_kind(given)), None
@@ -373,7 +373,7 @@ class Reads(unit.Group):
         cursor: str | None = None,
         limit: int = 1_000,
     ) -> ExpiredLeasePage:
-        """Leases past their end, whether or not anybody has noticed, longest overdue first."""
+        """Leases past their end, recorded or not, longest overdue first."""
         checks.check_int("limit", limit, 0, bounds.EXPIRED_LEASES_PAGE_MAX)
         checks.check_optional_time("as_of_ms", as_of_ms)
         checks.optional(ids.parse_namespace, namespace)

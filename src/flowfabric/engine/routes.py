@@ -4,9 +4,9 @@ Each distinct (namespace, lane, kind, required capabilities, gates) is one small
 executions point at it. Claims pick routes first and rows second.
 
 A route that no execution uses and no process has asked for in a day is deleted. Processes
-remember the ids of those they use and ask for them again every hour. An id may be out of
-date all the same, so that a transaction that creates first looks whether its route is still there,
-and holds it until the execution that uses it exists.
+remember the ids of those they use and ask for them again every hour. An id may still be out of
+date, so a transaction that creates executions first checks that its routes exist, and holds them
+until it ends.
 """
 
 import time
@@ -86,7 +86,7 @@ class Registration:
         self._limits = {limit for each in checked for limit in each.terms.limits}
 
     async def run(self, tx: Transaction) -> dict[Route, int]:
-        """Their ids, once they are there."""
+        """Register them and return their ids."""
         await register_lanes(
             tx, sorted({route.lane_id for route in self.unknown}), "create_execution"
         )
@@ -132,7 +132,7 @@ async def hold_routes(tx: Transaction, known: Mapping[Route, int]) -> dict[Route
 
 
 class KnowsRoutes:
-    """Remembers the routes met lately."""
+    """Remembers the routes this process has used recently."""
 
     store: Store
 
@@ -142,9 +142,9 @@ class KnowsRoutes:
         self._routes_since_s = time.monotonic()
 
     async def know_routes(self, checked: Sequence[Checked], *, apart: bool = False) -> None:
-        """Register lanes and routes that are new here, at once and for good.
+        """Register lanes and routes that this process does not know, in a transaction of their own.
 
-        With `apart` on the calling thread, without ever waiting.
+        With `apart`, on the calling thread and without waiting.
         """
         self.forget_routes()
         if not routes_of(checked) <= self.routes.keys():
@@ -153,7 +153,7 @@ class KnowsRoutes:
             self.routes.update(found)
 
     def forget_routes(self) -> None:
-        """Forget routes that are to be asked for again: unused ones are deleted some day."""
+        """Forget ids after a while, so that they are looked up again: unused routes are deleted."""
         if time.monotonic() - self._routes_since_s > ROUTE_CACHE_MS / 1_000:
             # A transaction that is creating right now keeps the one it holds.
             self.routes, self._routes_since_s = {}, time.monotonic()

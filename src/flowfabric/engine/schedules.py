@@ -114,7 +114,7 @@ class Schedules(Group):
         return await self.store.transact(body)
 
     async def resume_schedule(self, schedule_id: str, *, namespace: str = "default") -> Schedule:
-        """Go on with the next due time; those that passed meanwhile are dropped."""
+        """Continue with the next due time; those that passed during the pause are dropped."""
 
         async def body(tx: Transaction) -> Schedule:
             schedule = await lock_schedule(tx, key)

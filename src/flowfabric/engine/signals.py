@@ -89,7 +89,7 @@ _NOBODY = ids.ExecutionId(f"{{fp:{ids.INDEX_MAX}}}:{ids.FIRST_UUID}")
 
 
 class WaitpointName(Struct, frozen=True):
-    """Whichever waitpoint the execution has open under a name."""
+    """The waitpoint that the execution has open under a name."""
 
     waitpoint_key: ids.WaitpointKey
     keep: bool = True
@@ -129,7 +129,7 @@ class SignalOperations(Waitpoints):
         """Deliver to one waitpoint; the token must be the one made for it.
 
         A pending waitpoint keeps the signal for the suspension to come. Repeats, by
-        `idempotency_key` or by `signal_id`, are told which signal was accepted first.
+        `idempotency_key` or by `signal_id`, get the signal that was accepted first.
         """
         request = await self._signal_asked_for(signal_name, options)
         delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
@@ -214,7 +214,7 @@ class SignalOperations(Waitpoints):
             return await self.shell.decide_loaded(lock, decide)
 
     async def _deliver_sure(self, delivery: Delivery) -> signals.SignalResult | None:
-        """In one round trip, where an execution waits for nothing else; None if not."""
+        """Deliver in one round trip if the execution waits for nothing else; None if it does."""
         address, request = delivery.address, delivery.request
         if not isinstance(address, WaitpointName) or not self.shell.commits:
             return None
@@ -231,7 +231,7 @@ class SignalOperations(Waitpoints):
         except Transport as lost:
             if lost.kind is not BackendErrorKind.TRANSPORT:
                 raise
-            # By its id a repeat is found out, as if its caller had chosen one.
+            # Its id identifies a repeat, as if the caller had chosen it.
             again = structs.replace(
                 delivery, request=structs.replace(request, signal_id=request.new_id)
             )
@@ -378,7 +378,7 @@ def _delivery(
     request: signals.SignalRequest,
 ) -> Delivery:
     return Delivery(
-        # No word on whether there is such a partition: the token says what exists.
+        # Reveal nothing about which partitions exist: the token decides.
         execution_id=_bearers_execution_id(execution_id),
         address=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),
         request=request,
@@ -387,7 +387,7 @@ def _delivery(
 
 
 def _bearers_execution_id(text: object) -> ids.ExecutionId:
-    """A partition that no deployment has is answered like one that this one does not have."""
+    """Answer for a partition that cannot exist as for one that this deployment lacks."""
     if isinstance(text, str) and (found := _PARTITION.match(text)):
         ids.parse_execution_id(_PARTITION.sub("{fp:0}:", text))
         if ids.parse_index(found[1]) is None:
@@ -450,7 +450,7 @@ async def _receive(
     subject: Subject | None,
     earlier: Sequence[SignalDedup] = (),
 ) -> _Receiver:
-    """The receiver and all that is to be known of it, or why it gets no such signal."""
+    """The receiver, with everything the decision needs; raises if it may not get the signal."""
     now_ms = await tx.now_ms()
     if key is not None:
         check_accepted(key, now_ms)
@@ -513,7 +513,7 @@ async def _kept_size(reader: Reader, execution: Execution) -> KeptSize:
 async def _lock_earlier(
     tx: Transaction, execution: Execution, delivery: Delivery
 ) -> Sequence[SignalDedup]:
-    """What the idempotency key of the signal delivered there before."""
+    """Earlier deliveries there with the signal's idempotency key."""
     address = delivery.address
     idempotency_key = delivery.request.idempotency_key
     if idempotency_key is None:

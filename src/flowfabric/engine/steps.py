@@ -147,7 +147,7 @@ class Steps(unit.Group):
     async def await_executions(
         self, handle: Handle | bytes, execution_ids: Sequence[str], *, until_ms: int | None = None
     ) -> Moved:
-        """Release the worker until any of the executions has ended, or a time has come."""
+        """Release the worker until any of the executions has ended, or until a given time."""
         opened = self.shell.open_handle(handle)
         checks.check_list("execution_ids", execution_ids, 1, AWAITED_MAX)
         checks.check_optional_time("until_ms", until_ms)
@@ -276,7 +276,7 @@ class WaiterRow(Struct, frozen=True):
 async def find_stranded(
     tx: Transaction, after: str, limit: int
 ) -> tuple[tuple[Waiter, ...], str | None]:
-    """Waits for what is gone, of the next who wait, and the last of these; none at the end."""
+    """The next waits for missing executions, and the last waiter looked at; None at the end."""
     rows = await tx.select_as(WaiterRow, "audit_waiters", after=after, limit=limit)
     lost = tuple(
         Waiter(

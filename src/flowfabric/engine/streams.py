@@ -1,8 +1,8 @@
 """Appending to the streams of attempts, and reading them.
 
-Appends of many attempts go together: their executions are held against anybody who would end
-an attempt, their streams are locked, and what the core decides is written at once. The row of
-an execution is never written.
+Appends of many attempts go together: their executions are locked against the end of an attempt,
+their streams are locked, and what the core decides is written at once. The row of an execution is
+never written.
 """
 
 from collections.abc import Sequence
@@ -122,7 +122,7 @@ class Streams(Group):
             try:
                 return await self.store.transact(lambda tx: _append_in(tx, packed, coding))
             except UniqueViolation:
-                # Two first frames at once: the stream is there now, and can be locked.
+                # Another transaction has appended the first frame: its stream can be locked now.
                 if tries_left == 0:
                     raise
         raise AssertionError("the last try returns or raises")

@@ -43,7 +43,7 @@ class Suspended(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SuspendSatisfied(Struct, frozen=True, kw_only=True, tag="AlreadySatisfied"):
-    """Early signals meet the condition: the lease is kept, go on with the same handle."""
+    """Early signals meet the condition: the lease is kept, continue with the same handle."""
 
     details: SuspensionDetails
 
@@ -68,7 +68,7 @@ class _Repeat(Struct, frozen=True, kw_only=True):
 
 
 class SuspendOptions(TypedDict, total=False):
-    """What may be said about a suspension beside its condition."""
+    """Optional terms of a suspension, apart from its condition."""
 
     waitpoints: Sequence[Binding] | None
     """One per key that the condition mentions, generated if omitted."""
@@ -163,7 +163,7 @@ class Suspensions(unit.Group):
         self, execution_id: ids.ExecutionId, fence: Fence, request: SuspendRequest
     ) -> tuple[SuspendAnswer, Handle]:
         async def read(tx: Unlocked) -> Suspending | None:
-            """The holder of the lease, if this is no repeat and takes over nothing."""
+            """The holder of the lease, unless this is a repeat or takes something over."""
             return await _read_holder(tx, execution_id, request)
 
         async def lock(tx: Transaction) -> Suspending | _Repeat:
@@ -192,7 +192,7 @@ class Suspensions(unit.Group):
     async def _lock_repeat(
         self, tx: Transaction, subject: Subject, request: SuspendRequest
     ) -> _Repeat | records.SuspendDedup | None:
-        """The remembered answer, or what is left of one that is no longer valid."""
+        """The remembered answer, or the row of one that is no longer valid."""
         if request.idempotency_key is None:
             return None
         execution = subject.execution

@@ -102,7 +102,7 @@ class Tails(unit.Group):
         """Frames from one cursor to another, both included, oldest first.
 
         A stream nothing was written to is empty. To go on after a page, pass its
-        `next_cursor` to `tail_stream`. What is not among those `only` names is not found.
+        `next_cursor` to `tail_stream`. Executions that `only` excludes are not found.
         """
         asked = Slice(
             key=self._check_key(execution_id, attempt_index),
@@ -266,7 +266,7 @@ class Tails(unit.Group):
         return tuple(await self.shell.values.through_all(frames, plain))
 
     async def _check_whose(self, execution_id: ExecutionId, only: object) -> None:
-        """Not found, unless it is among those that the caller is about."""
+        """Raise `NotFound` for an execution that `only` excludes."""
         whose = events.check_scanner_filter(only)
         if whose == events.EVERYBODY:
             return
@@ -289,7 +289,7 @@ class Tails(unit.Group):
 
 
 async def standing_of(reader: Reader, keys: Sequence[StreamKey]) -> dict[StreamKey, Standing]:
-    """How streams stand; those without an execution are left out."""
+    """The state of streams, except those without an execution."""
     found = await reader.select_as(
         Standing,
         "stream_facts",
@@ -300,7 +300,7 @@ async def standing_of(reader: Reader, keys: Sequence[StreamKey]) -> dict[StreamK
 
 
 async def read_slice(reader: Reader, asked: Slice) -> tails.StreamFrames:
-    """The stream's state first: what is closed then gets no more frames."""
+    """Read the stream's state first: a stream that is closed then gets no more frames."""
     standing = (await standing_of(reader, [asked.key])).get(asked.key)
     if standing is None:
         return tails.StreamFrames(frames=(), next_cursor=streams.show_id(max(asked.from_id - 1, 0)))
@@ -460,7 +460,7 @@ class StreamWatch:
         return found_any
 
     def _note(self, key: StreamKey, standing: Standing | None) -> bool:
-        """Wake the readers concerned; tell whether anything has become of the stream."""
+        """Wake the readers concerned; return whether the stream has changed."""
         now = standing and (
             standing.last_frame_id,
             standing.latest_attempt,

@@ -47,7 +47,7 @@ class Tokens(unit.Group):
         return await self.store.transact(body)
 
     async def list_tokens(self, *, cursor: str | None = None, limit: int = 100) -> TokenPage:
-        """Every token ever handed out, by id; nothing in it lets anybody in."""
+        """Every token ever handed out, by id, without its secret."""
         check_int("limit", limit, 1, PAGE_MAX)
         after = "" if cursor is None else rules.check_cursor(cursor)
         found = await self.select_records(ApiToken, "list_tokens", after=after, limit=limit + 1)

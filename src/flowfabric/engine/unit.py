@@ -52,7 +52,7 @@ G = TypeVar("G", bound="Group")
 P = ParamSpec("P")
 
 DUE_HINT_WITHIN_MS = 5_000
-"""Whatever becomes due sooner than this wakes the reconcilers; they look by themselves after it."""
+"""Anything due sooner than this wakes the reconcilers, which look at least this often."""
 
 COMPLETION_TOPIC = "completion"
 DISPATCH_TOPIC = f"{hints.ANYBODY}dispatch"
@@ -374,7 +374,7 @@ class Shell(KnowsRoutes):
         return handle
 
     def open_handle(self, handle: Handle | bytes) -> Handle:
-        """The same, and that it still stands for a lease."""
+        """The same; raises if its lease ended with a suspension."""
         handle = self.verify_handle(handle)
         if handle.kind is HandleKind.SUSPENDED:
             raise AlreadySuspended(
@@ -395,7 +395,7 @@ class Group:
         return type(self)(self.shell.on(connection, sync=sync))
 
     async def select_as(self, kind: type[T], name: str, **parameters: base.Parameter) -> list[T]:
-        """What one statement finds, read by itself."""
+        """What one statement finds, in a read of its own."""
         return await self.store.read(lambda reader: reader.select_as(kind, name, **parameters))
 
     async def select_records(
@@ -404,7 +404,7 @@ class Group:
         return await self.store.read(lambda reader: reader.select_records(kind, name, **parameters))
 
     async def get_one(self, kind: type[R], key: base.Key) -> R | None:
-        """The row with this key, if it exists, read by itself."""
+        """The row with this key, if it exists, in a read of its own."""
         return await self.store.read(lambda reader: reader.get_one(kind, key))
 
 
@@ -473,7 +473,7 @@ def _decide_one(ask: Ask[T], subject: transitions.Subject | None, timing: Timing
 
 
 def decided(decide: Callable[[], transitions.Decision[T]]) -> Decided[T]:
-    """What a decision comes to, refusals included."""
+    """The outcome of a decision, or its refusal."""
     try:
         decision = decide()
     except transitions.Refusal as refusal:
@@ -597,7 +597,7 @@ def topics_after(
     in_flow: bool = False,
     due_in_ms: int | None = None,
 ) -> set[str]:
-    """Whom a change of executions concerns: the rule for rows and for set-based statements.
+    """Which topics a change of executions concerns: the rule for rows and for set-based statements.
 
     Workers of `lanes`, where something may be claimed now; those who wait for an end, in
     other runs (`awaited`) and flows too; reconcilers, if time does something to them soon.
@@ -632,7 +632,7 @@ def hint_about(tx: base.Saving, changes: transitions.Changes, now_ms: int) -> No
 
 
 def hint_if_soon(tx: base.Saving, due_at_ms: int | None, now_ms: int) -> None:
-    """Wake the reconcilers if something is due before they look by themselves."""
+    """Wake the reconcilers if something is due before they would look anyway."""
     for topic in topics_after(due_in_ms=None if due_at_ms is None else due_at_ms - now_ms):
         tx.hint(topic)
 
@@ -642,7 +642,7 @@ def _topics_of(execution: Execution, now_ms: int) -> set[str]:
     leased = execution.ownership_state is OwnershipState.LEASED
     ended = execution.lifecycle_phase is LifecyclePhase.TERMINAL
     topics = topics_after(
-        # What a gated execution let go of may be room for another one.
+        # A slot that a gated execution frees may be room for another one.
         lanes=[execution.lane_id] if execution.ready or (gated and not leased) else (),
         ended=ended,
         awaited=execution.awaited,
@@ -652,7 +652,7 @@ def _topics_of(execution: Execution, now_ms: int) -> set[str]:
 
 
 def taken_away(execution: Execution) -> bool:
-    """Whether a worker may be running the execution without owning it any more."""
+    """Whether a worker may still be running an execution that it no longer owns."""
     return execution.ownership_state in LOST_LEASE or (
         execution.total_attempt_count > 0
         and execution.terminal_outcome in (TerminalOutcome.CANCELLED, TerminalOutcome.EXPIRED)

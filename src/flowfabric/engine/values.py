@@ -31,7 +31,7 @@ class Values:
         return data
 
     def seal(self, data: bytes) -> bytes:
-        """Data as it is stored where that is marked elsewhere: it may begin with anything."""
+        """Data as it is stored where another column says that it is coded."""
         return data
 
     def unpack(self, data: Data) -> Data:

@@ -46,7 +46,7 @@ class RotationNoop(Struct, frozen=True, kw_only=True, tag="Noop"):
 
 
 class RotationEntry(Struct, frozen=True, kw_only=True):
-    """What a rotation came to. There is one set of keys, hence one entry, for partition 0."""
+    """The outcome of a rotation. There is one set of keys, hence one entry, for partition 0."""
 
     partition: int = 0
     outcome: Rotated | RotationNoop | None = None

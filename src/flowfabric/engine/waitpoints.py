@@ -96,13 +96,13 @@ class PastRuns(Struct, frozen=True, kw_only=True):
 
 
 def claimed_progress(progress: str) -> PastRuns:
-    """What a claim has told of earlier runs."""
+    """What a claim returned about earlier runs."""
     past = msgspec.json.decode(progress, type=PastRuns)
     return structs.replace(past, steps=tuple(in_order(past.steps)))
 
 
 class WaitpointView(Struct, frozen=True, kw_only=True):
-    """An open waitpoint. Of its token only what tells it from others."""
+    """An open waitpoint. Of its token, only enough to identify it."""
 
     execution_id: ExecutionId
     waitpoint_id: WaitpointId
@@ -270,7 +270,7 @@ class Waitpoints(unit.Group):
         fence: leases.Fence | None = None,
         source: str = "worker",
     ) -> resumption.WaitpointsClosed:
-        """Take no more signals at one waitpoint. This never wakes the execution.
+        """Close one waitpoint to further signals. This never wakes the execution.
 
         A worker shows its fence and closes pending waitpoints; an operator
         (`source="operator_override"`) also those of an open suspension.
@@ -348,8 +348,7 @@ class Waitpoints(unit.Group):
     ) -> SuspensionView | None:
         """One pause by its id, whichever attempt made it, with the signals that counted.
 
-        A worker that names its pauses by itself finds out here, after a crash, how
-        each of them ended.
+        A worker that names its pauses learns here, after a crash, how each of them ended.
         """
         asked = self.shell.check_execution_id(execution_id)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
@@ -369,7 +368,7 @@ class Waitpoints(unit.Group):
         return structs.replace(view, signals=await self._unpacked(view.signals))
 
     async def read_progress(self, execution_id: str) -> PastRuns:
-        """What the next run of a handler goes on from: steps, and how the last pause ended."""
+        """Where the next run of a handler continues: its steps, and how the last pause ended."""
         asked = self.shell.check_execution_id(execution_id)
         partition_key, _ = unit.execution_key(asked)
         rows = await self.store.read(

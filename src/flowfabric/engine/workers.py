@@ -1,7 +1,7 @@
-"""The workers that are there: registered, alive, gone; and what follows from that.
+"""Workers: registered, alive, gone; and what follows from that.
 
-A worker that registers, or says that it is alive, frees what was kept back until a worker like it
-comes. One that is marked dead gives its leases back at once. Time forgets those that are silent.
+A worker that registers, or says that it is alive, releases what was kept back for a worker like it.
+One that is marked dead loses its leases at once. Silent ones are forgotten after a while.
 """
 
 from collections.abc import Sequence
@@ -61,11 +61,11 @@ class Workers(unit.Group):
         namespace: str | None = None,
         uptime_ms: int = 0,
     ) -> workers.Registered | workers.Refreshed:
-        """Say that a worker is there and what it serves; it stays so for `liveness_ttl_ms`.
+        """Register a worker and what it serves; it counts as alive for `liveness_ttl_ms`.
 
         Without a `namespace` it serves every one, without `kinds` every kind. Weights of lanes
         are its own business. A process that registers again says by `uptime_ms` for how long it
-        has been running: leases that ran out meanwhile are no sign of its death.
+        has been running: leases that expired since then do not mean that it died.
         """
         query = check_query(lane_ids, kinds, capabilities, namespace)
         offer = workers.Offer(
@@ -221,7 +221,7 @@ class Workers(unit.Group):
         worker_instance_id: str | None = None,
         limit: int = EVENTS_PAGE,
     ) -> tuple[WorkerEvent, ...]:
-        """What happened to workers lately, newest first."""
+        """Recent events about workers, newest first."""
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         asked = optional(parse_namespace, namespace)
         instance_id = (

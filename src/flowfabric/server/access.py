@@ -1,6 +1,6 @@
 """Who may call the server: tokens, scopes, and limits on wrong tokens and on requests.
 
-Each request comes from a `Caller`: the bearer of a token, or anybody where the server is open.
+Each request comes from a `Caller`: the bearer of a token, or anyone if the server is open.
 A caller confined to a namespace does not learn that anything else exists: what lies elsewhere
 is "not found".
 """
@@ -69,7 +69,7 @@ class Caller(Struct, frozen=True, kw_only=True):
         return self.namespace
 
     def own_namespace(self, named: str | None) -> str:
-        """The one namespace of what every namespace may have under the same name."""
+        """The namespace of something whose name is unique only within one."""
         return self.namespace_for(named) or "default"
 
 
@@ -95,7 +95,7 @@ class Session:
         owner = self.caller.namespace
         namespace = owner or "default"
         if text.startswith("{"):
-            # As it is: the reference's clients choose partitions themselves.
+            # Unchanged: the reference's clients choose partitions themselves.
             execution_id = self.engine.check_execution_id(text)
         elif _UUID.fullmatch(text):
             # Members of flows lie where their flow does: the uuid alone does not say where.
@@ -183,7 +183,7 @@ class Access:
             return ANYBODY
         presented = _presented(authorization) or ""
         token_id, _ = split_token(presented) or ("", "")
-        # Counted per token too, so that guessing locks out nobody else.
+        # Count per token too, so that guessing locks out no one else.
         guessed = f"{address} {token_id}"
         _refuse_beyond(self._failures, guessed, now_s, GUESSING)
         token = await self._token(presented, now_s) if token_id else None

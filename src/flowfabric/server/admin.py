@@ -48,7 +48,9 @@ class TokenList(lists.Page, kw_only=True):
     tokens: list[TokenView]
 
 
-@routes.post("/admin/rotate-waitpoint-secret", Scope.ADMIN, "Sign with a new secret")
+@routes.post(
+    "/admin/rotate-waitpoint-secret", Scope.ADMIN, "Rotate the secret that signs waitpoint tokens"
+)
 async def rotate(data: JSONBody[RotateSecret], session: InSession) -> JsonAnswer[SecretRotated]:
     entries = await session.engine.rotate_waitpoint_hmac_secret_all(
         data.new_kid, data.new_secret_hex

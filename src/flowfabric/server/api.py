@@ -99,7 +99,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     waiting_max: int = 1_000
     """Requests of one process that may wait for something to happen, at once."""
     streams_max: int = 10_000
-    """Streams of server-sent events that one process may have open, beside those."""
+    """Streams of server-sent events that one process may have open, in addition."""
     requests_max: int = REQUESTS_MAX
     """Requests that one token, or one address without any, may make in a minute."""
 
@@ -140,7 +140,7 @@ def request_id(scope: Scope) -> str:
 
 
 class AccessLog(ASGIMiddleware):
-    """Logs a line for each request. Queries are left out: people put secrets there."""
+    """Logs a line for each request, without its query: people put secrets there."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         started_s = time.perf_counter()

@@ -158,7 +158,7 @@ class Named:
 
 
 class Missing(Exception):
-    """Something the request names does not exist, as far as the caller can tell."""
+    """Something the request names does not exist, as far as the caller may know."""
 
     def __init__(self, error: NotFound) -> None:
         super().__init__(str(error))

@@ -16,7 +16,7 @@ from flowfabric.server.problems import Refused
 
 T = TypeVar("T")
 Check = Callable[[], Awaitable[object]]
-"""Raises `Refused` when the caller may not wait any more."""
+"""Raises `Refused` when the caller may no longer wait."""
 CHECK_S: Final = 2.0
 """How often the tokens of waiting callers are checked."""
 

@@ -173,7 +173,7 @@ async def stage(
     return answer(await session.engine.stage_dependency_edge(**structs.asdict(edge)), new=True)
 
 
-@routes.post("/{id:str}/edges/apply", Scope.SUBMIT, "Let a dependency take effect")
+@routes.post("/{id:str}/edges/apply", Scope.SUBMIT, "Apply a dependency")
 async def apply(
     id: FromPath[str], data: JSONBody[ApplyEdge], session: InSession
 ) -> JsonAnswer[wire.Tagged]:

@@ -21,7 +21,7 @@ Units = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class NewBudget(Struct, kw_only=True):
-    """Limits stand beside their dimensions; 0 is none."""
+    """Lists of limits follow the order of `dimensions`; 0 is no limit."""
 
     budget_id: str
     scope_type: str = "tenant"
@@ -74,18 +74,18 @@ class NewQuota(Struct, kw_only=True):
 
 
 class LimitBody(wire.StrictBody, kw_only=True):
-    """What counts from now on, whatever programs declare; 0 is no limit."""
+    """The values from now on, whatever programs declare; 0 is no limit."""
 
     window_ms: Units = 0
     max_requests_per_window: Units = 0
     active_concurrency_cap: Units = 0
     jitter_ms: Units = 0
     while_suspended: WhileSuspended | None = None
-    """Whether runs that sleep or wait hold their places; as it is unless given."""
+    """Whether runs that sleep or wait keep their slots; unchanged if omitted."""
 
 
 class LimitView(Struct, kw_only=True):
-    """What counts; 0 is no limit."""
+    """The values in force; 0 is no limit."""
 
     quota_policy_id: str
     namespace: str
@@ -96,7 +96,7 @@ class LimitView(Struct, kw_only=True):
     jitter_ms: int
     while_suspended: str
     source: str
-    """Who said so: a program, or somebody at run time."""
+    """Where they come from: declared by a program, or set at run time."""
     created_at_ms: int
     updated_at_ms: int
 
@@ -114,10 +114,10 @@ class BudgetList(lists.Page, kw_only=True):
 
 
 class BudgetChange(BudgetUpdate, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to change. Limits of dimensions that are not named stay; 0 is none."""
+    """What to change. Limits of other dimensions stay; 0 removes a limit."""
 
 
-@routes.post("/budgets", Scope.OPERATE, "Have a budget", **CREATES)
+@routes.post("/budgets", Scope.OPERATE, "Create a budget", **CREATES)
 async def create_budget(data: JSONBody[NewBudget], session: InSession) -> JsonAnswer[wire.Tagged]:
     namespace = session.caller.own_namespace(data.namespace)
     definition = BudgetDefinition(**structs.asdict(data) | {"namespace": namespace})
@@ -159,7 +159,7 @@ async def change_budget(
     session: InSession,
     namespace: lists.InNamespace = None,
 ) -> BudgetView:
-    """What was counted stays."""
+    """Counted usage stays."""
     owner = session.caller.own_namespace(namespace)
     return _budget(await session.engine.update_budget(id, data, namespace=owner))
 
@@ -274,7 +274,7 @@ async def remove_limit(
     return _limit(await session.engine.remove_limit(name, namespace=owner))
 
 
-@routes.post("/quotas", Scope.OPERATE, "Have a quota policy", **CREATES)
+@routes.post("/quotas", Scope.OPERATE, "Create a quota policy", **CREATES)
 async def create_quota(data: JSONBody[NewQuota], session: InSession) -> JsonAnswer[wire.Tagged]:
     namespace = session.caller.own_namespace(data.namespace)
     created = await session.engine.create_quota_policy(

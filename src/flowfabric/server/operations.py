@@ -133,7 +133,7 @@ def _json(status: int, body: bytes, headers: dict[str, str] | None = None) -> Re
 # What a client has to know first, and when to look again ------------------------
 
 
-@routes.get("/deployment", None, "What clients have to know of this deployment")
+@routes.get("/deployment", None, "Describe this deployment to clients")
 async def deployment(session: InSession) -> DeploymentView:
     engine = session.engine
     partitions = engine.deployment.partitions

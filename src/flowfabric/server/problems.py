@@ -101,7 +101,7 @@ def refuse(status: int, code: str, error: str, *, field: str | None = None) -> R
 
 
 UNREADABLE: Final = (UnicodeDecodeError, RecursionError)
-"""What reading JSON raises besides msgspec's own errors."""
+"""What reading JSON raises apart from msgspec's own errors."""
 
 
 def unreadable(error: Exception) -> Refused:
@@ -144,7 +144,7 @@ def check_is_json(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def problem_of(error: FlowFabricError) -> tuple[int, Problem]:
-    """The status and the body that stand for an error of the engine."""
+    """The status and the body for an error of the engine."""
     status = _status_of(error)
     coded = isinstance(error, errors.NotFound) or str(error).startswith(f"{error.code}: ")
     problem = Problem(

@@ -129,7 +129,7 @@ PROBLEMS: Final = {
         400: "The request is wrong.",
         401: "No token, or an invalid token.",
         403: "The token does not allow this.",
-        404: "There is no such thing.",
+        404: "What it names does not exist.",
         408: "The body took too long.",
         409: "The state does not allow this, or another caller was first.",
         413: "The body is too large.",
@@ -145,7 +145,7 @@ PROBLEMS: Final = {
 
 
 def also(status: int, description: str, kind: type | None = None) -> dict[int, ResponseSpec]:
-    """Another success beside the usual one, and all problems."""
+    """Another successful status, and all problems."""
     spec = ResponseSpec(kind, description=description, generate_examples=False)
     return {**PROBLEMS, status: spec}
 
@@ -157,7 +157,7 @@ class Successes(TypedDict, total=False):
 
 
 class RouteOptions(Successes, total=False):
-    """What few routes need beside path, scope and summary."""
+    """Options that few routes need."""
 
     media_type: str
     opt: Mapping[str, object]
@@ -167,7 +167,7 @@ class RouteOptions(Successes, total=False):
 
 CREATES: Final[Successes] = {
     "status_code": 201,
-    "responses": also(200, "It was there already.", dict),
+    "responses": also(200, "It existed already.", dict),
 }
 Method = Callable[..., HTTPRouteHandler]
 Handler = Callable[..., Awaitable[object]]

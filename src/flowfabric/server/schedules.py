@@ -21,7 +21,7 @@ class ScheduleBody(wire.StrictBody, kw_only=True):
     every_ms: int | None = None
     timezone: str = "UTC"
     catch_up: str = schedules.CatchUp.LATEST
-    """What becomes of due times that nobody noticed: `latest`, `all` or `none`."""
+    """Which missed due times to make up for: `latest`, `all` or `none`."""
     lane_id: str = "default"
     input_payload: wire.Octets | None = None
     input_base64: str | None = None
@@ -84,7 +84,7 @@ async def list_schedules(
 @routes.put(
     "/{id:str}",
     Scope.SUBMIT,
-    "Have a schedule as defined",
+    "Define a schedule",
     opt=LARGE_BODY,
     responses=also(201, "It is new.", ScheduleView),
 )
@@ -94,7 +94,7 @@ async def define(
     session: InSession,
     namespace: lists.InNamespace = None,
 ) -> JsonAnswer[ScheduleView]:
-    """Safe to repeat: unchanged timing keeps its next due time, and a pause goes on."""
+    """Safe to repeat: with unchanged timing the next due time stays, and so does a pause."""
     payload, encoding = wire.read_bytes(
         "input", data.input_payload, data.input_base64, data.input_json
     )
@@ -129,7 +129,7 @@ async def read_schedule(
     return _schedule(existing(found, "schedule", id))
 
 
-@routes.post("/{id:str}/pause", Scope.OPERATE, "Pause it")
+@routes.post("/{id:str}/pause", Scope.OPERATE, "Pause a schedule")
 async def pause_schedule(
     id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
@@ -139,17 +139,17 @@ async def pause_schedule(
     )
 
 
-@routes.post("/{id:str}/resume", Scope.OPERATE, "Resume it")
+@routes.post("/{id:str}/resume", Scope.OPERATE, "Resume a schedule")
 async def resume_schedule(
     id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
-    """It goes on with the next due time."""
+    """It continues with the next due time."""
     return _schedule(
         await session.engine.resume_schedule(id, namespace=session.caller.own_namespace(namespace))
     )
 
 
-@routes.post("/{id:str}/run", Scope.SUBMIT, "Run it now", status_code=201)
+@routes.post("/{id:str}/run", Scope.SUBMIT, "Run a schedule now", status_code=201)
 async def run_schedule(
     id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> JsonAnswer[wire.Tagged]:

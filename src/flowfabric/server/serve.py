@@ -146,7 +146,7 @@ def _is_answering(cycle: RequestResponseCycle | None) -> bool:
 
 
 class Draining(uvicorn.Server):
-    """When told to stop, ends requests that wait at once, and then finishes the others."""
+    """When told to stop, end waiting requests at once, then finish the others."""
 
     def __init__(self, config: uvicorn.Config, app: Litestar) -> None:
         super().__init__(config)

@@ -155,7 +155,7 @@ async def _deliver(session: Session, text: str, data: DeliverSignal) -> JsonAnsw
 
 
 def _permission(execution_id: ExecutionId, data: DeliverSignal) -> tuple[str, str]:
-    """The waitpoint and its token, in whichever form the token was sent."""
+    """The waitpoint and its token, from either form of token."""
     if data.waitpoint_token.startswith(TOKEN_PREFIX):
         link = SignalToken.parse(data.waitpoint_token)
         if link.execution_id == execution_id and data.waitpoint_id in (None, link.waitpoint_id):

@@ -56,7 +56,7 @@ class WireFrames(Struct, kw_only=True, omit_defaults=True):
 class WireSummary(Struct, frozen=True, kw_only=True):
     summary: msgspec.Raw
     version: int
-    """How many patches it is made of."""
+    """The number of patches applied."""
     first_applied_ms: int
     last_updated_ms: int
 
@@ -97,7 +97,7 @@ async def read(
 
 
 @routes.get(
-    "/{id:str}/attempts/{attempt:str}/summary", Scope.READ, "Read what an attempt has summed up"
+    "/{id:str}/attempts/{attempt:str}/summary", Scope.READ, "Read the summary of an attempt"
 )
 async def read_summary(
     id: FromPath[str], attempt: FromPath[int], session: InSession
@@ -174,9 +174,9 @@ async def events(
     kind: FromQuery[str | None] = None,
     tag: FromQuery[str | None] = None,
 ) -> ServerSentEvent:
-    """From `now` on, from the `start`, or after a cursor. It never ends by itself.
+    """From `now` on, from the `start`, or after a cursor. It never ends.
 
-    A cursor that the log does not know is 409, with the one to go on from as `resume_after`.
+    A cursor that the log does not know is 409, with the cursor to continue from as `resume_after`.
     """
     subscription = await session.engine.subscribe_events(
         after=position_of(last_event_id or after or NOW),

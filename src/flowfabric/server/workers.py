@@ -66,7 +66,7 @@ async def list_workers(
     )
 
 
-@routes.get("/workers/events", Scope.READ, "Who came and went lately, newest first")
+@routes.get("/workers/events", Scope.READ, "List recent events about workers, newest first")
 async def worker_events(
     session: InSession,
     namespace: lists.InNamespace = None,
