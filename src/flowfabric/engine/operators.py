@@ -1,4 +1,4 @@
-"""What people and time do: cancel, revoke, reprioritise; expire, promote and forget.
+"""What people and time do: cancel, revoke, reprioritise, accept; expire, promote and forget.
 
 Every operation works on one execution by id. The timed ones decide again under
 the lock, so calling one too early, twice, or from many processes does no harm.
@@ -9,13 +9,20 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core import bounds, checks, executions, leases, results
+from flowfabric.core import bounds, checks, executions, leases, results, steps
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
-from flowfabric.core.ids import ExecutionId, parse_lane_id, parse_uuid
+from flowfabric.core.ids import (
+    ExecutionId,
+    parse_execution_kind,
+    parse_lane_id,
+    parse_namespace,
+    parse_uuid,
+)
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
+from flowfabric.core.records import Step
 from flowfabric.core.transitions import Decision, Subject
 from flowfabric.engine.leases import Leases
-from flowfabric.engine.unit import Ask, Swept
+from flowfabric.engine.unit import Ask, Swept, execution_key, lock_subject
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -164,6 +171,61 @@ class Operators(Leases):
             lambda subject, timing: executions.decide_replay(subject, reason, requested_by, timing),
         )
 
+    # Executions that changed code has blocked
+
+    async def release_blocked(
+        self,
+        kinds: Sequence[str],
+        *,
+        namespace: str | None = None,
+        blocked_before_ms: int | None = None,
+        limit: int = bounds.SWEEP_BATCH,
+    ) -> Swept:
+        """Let blocked executions of some kinds look at the code again at once.
+
+        Without a `namespace`, those of every one. Those blocked after `blocked_before_ms` are
+        left alone; without it, none are.
+        """
+        checks.optional(parse_namespace, namespace)
+        checks.check_int("limit", limit, 1, bounds.BATCH_MAX)
+        checks.check_optional_time("blocked_before_ms", blocked_before_ms)
+        wanted = [
+            parse_execution_kind(kind)
+            for kind in checks.check_list("kinds", kinds, 0, bounds.BATCH_MAX)
+        ]
+
+        async def body(tx: Transaction) -> Swept:
+            before_ms = await tx.now_ms() if blocked_before_ms is None else blocked_before_ms
+            found = await tx.select_as(
+                ExecutionId,
+                "blocked_by_code",
+                kinds=wanted,
+                namespace=namespace,
+                blocked_before_ms=before_ms,
+                limit=limit,
+            )
+            asks = [Ask(execution_id, steps.decide_release) for execution_id in found]
+            outcomes = await self.shell.decide_in(tx, asks)
+            acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
+            return Swept(acted=acted, full=len(found) == limit)
+
+        return await self.store.transact(body)
+
+    async def accept_changes(self, execution_id: str) -> results.Changed:
+        """Allow the step at which changed code stopped an execution; it runs at once.
+
+        Stored steps that the code has not asked for by then no longer count. Safe to repeat.
+        """
+        asked = self.shell.check_execution_id(execution_id)
+
+        async def lock(tx: Transaction) -> tuple[Subject, Step | None]:
+            subject = await lock_subject(tx, asked)
+            return subject, await _find_accepted(tx, subject)
+
+        return await self.shell.decide_loaded(
+            lock, lambda found, timing: steps.decide_accept(*found, timing)
+        )
+
     # Time
 
     async def mark_lease_expired_if_due(self, execution_id: str) -> results.TimerResult:
@@ -299,6 +361,15 @@ class Operators(Leases):
             return Swept(acted=trimmed, full=trimmed >= limit)
 
         return await self.store.transact(body)
+
+
+async def _find_accepted(tx: Transaction, subject: Subject) -> Step | None:
+    """What an earlier acceptance of the same change has stored."""
+    attempt = subject.attempt
+    if attempt is None or attempt.blocked_on is None:
+        return None
+    key = execution_key(subject.execution.execution_id)
+    return await tx.get_one(Step, (*key, steps.accepted_key(attempt.blocked_on)))
 
 
 class Trimmed(Struct, frozen=True):

@@ -292,7 +292,7 @@ class SignalOperations(Waitpoints):
 
         async def lock(tx: Transaction) -> suspensions.Suspending | None:
             """None once the wait is met."""
-            subject = await suspensions.lock_subject(tx, opened.execution_id)
+            subject = await unit.lock_subject(tx, opened.execution_id)
             if await _is_met(tx, subject, named):
                 return None
             return await suspensions.lock_suspending(tx, subject, request)

@@ -167,7 +167,7 @@ class Suspensions(unit.Group):
             return await _read_holder(tx, execution_id, request)
 
         async def lock(tx: Transaction) -> Suspending | _Repeat:
-            subject = await lock_subject(tx, execution_id)
+            subject = await unit.lock_subject(tx, execution_id)
             repeat = await self._lock_repeat(tx, subject, request)
             if isinstance(repeat, _Repeat):
                 return repeat
@@ -258,13 +258,6 @@ class Suspensions(unit.Group):
 
 def _expire(subject: Subject, timing: Timing) -> Decision[resumption.ExpireResult]:
     return resumption.decide_expire_suspension(subject, ids.SignalId(unit.new_uuid()), timing)
-
-
-async def lock_subject(tx: Transaction, execution_id: ids.ExecutionId) -> Subject:
-    subject = (await unit.lock_subjects(tx, [execution_id])).get(execution_id)
-    if subject is None:
-        raise errors.NotFound("execution", execution_id)
-    return subject
 
 
 async def _read_holder(

@@ -256,7 +256,17 @@ class Shell(KnowsRoutes):
 
     async def decide_loaded(self, lock: LockRows[V], decide: DecideOn[V, T]) -> T:
         """Decide about more than one execution's own rows: those that `lock` loads."""
-        body = self.deciding(lock, decide)
+
+        async def body(tx: base.Transaction) -> T | FlowFabricError:
+            loaded = await lock(tx)
+            timing = self.timing(await tx.now_ms())
+            made = decided(lambda: decide(loaded, timing))
+            if made.changes is not transitions.NO_CHANGES:
+                await tx.save(made.changes)
+                hint_about(tx, made.changes, timing.now_ms)
+            # A refusal is returned, not raised: what it leaves to write must be committed.
+            return made.outcome
+
         return answered(await self.store.transact(body))
 
     async def decide_unlocked_first(
@@ -267,30 +277,7 @@ class Shell(KnowsRoutes):
         Decides about what `read` finds, and writes if none of it has changed since. What
         `read` is not sure of (None), a refusal, and what has changed are decided under lock.
         """
-        body = self._deciding_unlocked(read, decide)
-        answer = await self.store.try_unlocked(body)
-        return await self.decide_loaded(lock, decide) if answer is None else answer
 
-    def deciding(self, lock: LockRows[V], decide: DecideOn[V, T]) -> base.Body[T | FlowFabricError]:
-        """Lock, decide, save, and wake what waits.
-
-        A refusal is returned, not raised: what it leaves to write must be committed.
-        """
-
-        async def body(tx: base.Transaction) -> T | FlowFabricError:
-            loaded = await lock(tx)
-            timing = self.timing(await tx.now_ms())
-            made = decided(lambda: decide(loaded, timing))
-            if made.changes is not transitions.NO_CHANGES:
-                await tx.save(made.changes)
-                hint_about(tx, made.changes, timing.now_ms)
-            return made.outcome
-
-        return body
-
-    def _deciding_unlocked(
-        self, read: ReadRows[V], decide: DecideOn[V, T]
-    ) -> base.UnlockedBody[T | None]:
         async def body(tx: base.Unlocked) -> T | None:
             found = await read(tx)
             if found is None:
@@ -303,7 +290,8 @@ class Shell(KnowsRoutes):
             await tx.save(made.changes)
             return made.outcome
 
-        return body
+        answer = await self.store.try_unlocked(body)
+        return await self.decide_loaded(lock, decide) if answer is None else answer
 
     def timing(self, now_ms: int) -> Timing:
         return Timing(now_ms=now_ms, chance=random.random())
@@ -526,6 +514,13 @@ async def lock_subjects(
         )
         for key, execution in executions.items()
     }
+
+
+async def lock_subject(tx: base.Transaction, execution_id: ids.ExecutionId) -> transitions.Subject:
+    subject = (await lock_subjects(tx, [execution_id])).get(execution_id)
+    if subject is None:
+        raise NotFound("execution", execution_id)
+    return subject
 
 
 async def lock_free(

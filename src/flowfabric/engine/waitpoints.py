@@ -35,7 +35,7 @@ from flowfabric.core.records import (
 from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, Decision, Subject
 from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
-from flowfabric.engine import paging, suspensions, unit, waitpoint_keys
+from flowfabric.engine import paging, unit, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import CodecFailed, NotFound
 from flowfabric.store.base import Joined, Reader, Row, Transaction
@@ -240,7 +240,7 @@ class Waitpoints(unit.Group):
         )
 
         async def lock(tx: Transaction) -> tuple[Subject, Sequence[HmacKey], Waitpoint | None]:
-            subject = await suspensions.lock_subject(tx, opened.execution_id)
+            subject = await unit.lock_subject(tx, opened.execution_id)
             keys = await waitpoint_keys.ensure_keys(tx)
             if waitpoint_id is None:
                 return subject, keys, None
@@ -281,7 +281,7 @@ class Waitpoints(unit.Group):
         given = leases.check_fence_given(fence, source)
 
         async def lock(tx: Transaction) -> tuple[Subject, Waitpoint | None]:
-            subject = await suspensions.lock_subject(tx, asked)
+            subject = await unit.lock_subject(tx, asked)
             return subject, await find_waitpoint(tx, subject, named)
 
         def decide(

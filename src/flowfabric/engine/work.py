@@ -12,22 +12,19 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import checks, executions, results
-from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
+from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import ExecutionId, parse_execution_kind, parse_namespace
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.leases import Fence, check_fence_given
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
-from flowfabric.core.records import Attempt, Execution, FailedStep, Step
+from flowfabric.core.records import FailedStep
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.steps import DEPLOY, accepted_key, decide_accept, decide_block, decide_release
+from flowfabric.core.steps import DEPLOY, decide_block
 from flowfabric.engine import unit
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.steps import Steps
-from flowfabric.engine.unit import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.store.base import Transaction
 
 
 class Completion(Struct, frozen=True, kw_only=True, gc=False):
@@ -441,68 +438,3 @@ class Work(Creation, Operators, Steps):
                 subject, fence, step_key, detail, timing, advice=advice
             ),
         )
-
-    async def release_blocked(
-        self,
-        kinds: Sequence[str],
-        *,
-        namespace: str | None = None,
-        blocked_before_ms: int | None = None,
-        limit: int = SWEEP_BATCH,
-    ) -> Swept:
-        """Let blocked executions of some kinds look at the code again at once.
-
-        Without a `namespace`, those of every one. Those blocked after `blocked_before_ms` are
-        left alone; without it, none are.
-        """
-        checks.optional(parse_namespace, namespace)
-        checks.check_int("limit", limit, 1, BATCH_MAX)
-        checks.check_optional_time("blocked_before_ms", blocked_before_ms)
-        wanted = [
-            parse_execution_kind(kind) for kind in checks.check_list("kinds", kinds, 0, BATCH_MAX)
-        ]
-
-        async def body(tx: Transaction) -> Swept:
-            before_ms = await tx.now_ms() if blocked_before_ms is None else blocked_before_ms
-            found = await tx.select_as(
-                ExecutionId,
-                "blocked_by_code",
-                kinds=wanted,
-                namespace=namespace,
-                blocked_before_ms=before_ms,
-                limit=limit,
-            )
-            asks = [unit.Ask(execution_id, decide_release) for execution_id in found]
-            outcomes = await self.shell.decide_in(tx, asks)
-            acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
-            return Swept(acted=acted, full=len(found) == limit)
-
-        return await self.store.transact(body)
-
-    async def accept_changes(self, execution_id: str) -> results.Changed:
-        """Allow the step at which changed code stopped an execution; it runs at once.
-
-        Stored steps that the code has not asked for by then no longer count. Safe to repeat.
-        """
-        asked = self.shell.check_execution_id(execution_id)
-        key = unit.execution_key(asked)
-
-        async def body(tx: Transaction) -> results.Changed | FlowFabricError:
-            accepted = await self._accepted(tx, await tx.lock_one(Execution, key))
-            ask = unit.Ask(asked, lambda subject, timing: decide_accept(subject, accepted, timing))
-            (outcome,) = await self.shell.decide_in(tx, [ask])
-            return outcome
-
-        return unit.answered(await self.store.transact(body))
-
-    async def _accepted(self, tx: Transaction, execution: Execution | None) -> Step | None:
-        """What an earlier acceptance of the same change has stored."""
-        if execution is None:
-            return None
-        key = unit.execution_key(execution.execution_id)
-        attempt_key = (*key, execution.current_attempt_index)
-        attempt = await tx.get_one(Attempt, attempt_key)
-        if attempt is None or attempt.blocked_on is None:
-            return None
-        step_key = (*key, accepted_key(attempt.blocked_on))
-        return await tx.get_one(Step, step_key)
