@@ -397,7 +397,8 @@ class Registry:
     async def declare_limits(self, engine: Engine) -> None:
         """Store the limits of all tasks. Values set at run time stay."""
         limits = {limit.name: limit for task in self.tasks.values() for limit in task.limits}
-        await engine.declare_limits([each.declared(self.namespace) for each in limits.values()])
+        if limits:
+            await engine.declare_limits([each.declared(self.namespace) for each in limits.values()])
 
     async def store_schedules(self, engine: Engine) -> None:
         """Store all declared schedules."""
