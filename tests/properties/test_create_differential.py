@@ -20,7 +20,7 @@ from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.states import LaneState
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.fresh import TERMS_MAX, FreshRows
+from flowfabric.engine.creation import TERMS_MAX, FreshRows
 from flowfabric.engine.routes import Route, route_of
 from flowfabric.store.base import Key, Reader, Transaction
 from tests.properties.world import World

@@ -15,17 +15,18 @@ when that one ends. Others wait for it, within limits.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Self
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import creation
-from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN, KEY_WAIT_MS
+from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.checks import check_int, check_json, check_list
-from flowfabric.core.events import tag_events
-from flowfabric.core.handles import Handle
+from flowfabric.core.events import tag_events, tag_rows
 from flowfabric.core.ids import (
     ExecutionId,
     Namespace,
@@ -33,21 +34,114 @@ from flowfabric.core.ids import (
     parse_execution_id,
     uuid_of,
 )
-from flowfabric.core.leases import decide_hold
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, unit
-from flowfabric.engine.fresh import FreshRows
-from flowfabric.store.base import Key, Transaction, UniqueViolation, drive
+from flowfabric.store.base import Key, Parameter, Transaction, UniqueViolation, drive
 from flowfabric.store.joining import OnConnection
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
 KEYS_SHOWN_MAX = 3
 ACCEPTING = (LaneState.ACTIVE, LaneState.PAUSED)
+TERMS_MAX = 10
+"""How many different terms the requests of one statement may have: each is known by a digit."""
+LOCK_WAIT_MS = 200
+"""How long that statement waits for another transaction that decides the same key or id."""
+
+
+# Requests whose ids and keys are all new, as rows of one statement -----------
+
+
+class FreshRows(Struct, frozen=True):
+    """Requests as `create_new.sql` takes them, all of whose ids and keys are new.
+
+    What they share travels once, as a JSON document.
+    """
+
+    parameters: dict[str, Parameter]
+    topics: set[str]
+    """Topics to hint after the insert."""
+
+    @classmethod
+    def of(
+        cls, checked: Sequence[creation.Checked], route_ids: Mapping[routes.Route, int]
+    ) -> Self | None:
+        """None unless it can take all of them."""
+        terms = {id(each.terms): each.terms for each in checked}
+        if len(terms) > TERMS_MAX or not all(
+            routes.route_of(each) in route_ids for each in terms.values()
+        ):
+            return None
+        keys = _column([each.idempotency_key for each in checked])
+        parents = _column([each.parent_execution_id for each in checked])
+        ids_are_new = all(each.id_is_new for each in checked)
+        if _repeated([each.execution_id for each in checked if not each.id_is_new]) or _repeated(
+            [
+                (each.terms.namespace, each.idempotency_key)
+                for each in checked
+                if each.idempotency_key
+            ]
+        ):
+            return None
+        places = {key: str(place) for place, key in enumerate(terms)}
+        parameters: dict[str, Parameter] = {
+            "terms": msgspec.json.encode(
+                [
+                    _shared(place, each, route_ids[routes.route_of(each)])
+                    for place, each in enumerate(terms.values())
+                ]
+            ).decode(),
+            "places": "".join([places[id(each.terms)] for each in checked]).encode(),
+            "ids_are_new": ids_are_new,
+            "has_keys": bool(keys),
+            "has_parents": bool(parents),
+            "lock_wait_ms": None if ids_are_new and not keys else LOCK_WAIT_MS,
+            "execution_ids": [each.execution_id for each in checked],
+            "payloads": [each.payload for each in checked],
+            "own_ids": _column([each.own_id for each in checked]),
+            "idempotency_keys": keys,
+            "fingerprints": [each.fingerprint for each in checked] if keys else [],
+            "parents": parents,
+        }
+        topics: set[str] = set()
+        for each in terms.values():
+            topics |= _topics(each)
+        return cls(parameters, topics)
+
+
+def _repeated(names: Sequence[object]) -> bool:
+    return len(set(names)) < len(names)
+
+
+def _column(values: Sequence[str | None]) -> Sequence[str | None]:
+    """The values, or an empty list if all are None, which costs nothing to send."""
+    return () if values.count(None) == len(values) else values
+
+
+def _shared(place: int, terms: creation.Terms, route_id: int) -> dict[str, object]:
+    return {
+        "place": place,
+        "route_id": route_id,
+        "instance_tag": terms.instance_tag,
+        "tag_rows": tag_rows(terms.tags),
+        **structs.asdict(terms),
+    }
+
+
+def _topics(terms: creation.Terms) -> set[str]:
+    """Whom to wake for executions with these terms, whatever the time is in the database."""
+    spans = [each for each in (terms.delay_ms, terms.deadline_after_ms) if each is not None]
+    if (terms.delay_until_ms, terms.deadline_at_ms) != (None, None):
+        # It may have come already.
+        spans.append(0)
+    topics = unit.topics_after(due_in_ms=min(spans, default=None))
+    if topics or (terms.delay_until_ms is None and not terms.delay_ms):
+        topics |= unit.topics_after(lanes=[terms.lane_id])
+    return topics | {unit.EVENT_TOPIC} if terms.tags else topics
 
 
 def _all_created(checked: Sequence[creation.Checked], now_ms: int) -> list[CreateResult]:
@@ -61,6 +155,9 @@ def _all_created(checked: Sequence[creation.Checked], now_ms: int) -> list[Creat
         Created(execution_id=each.execution_id, public_state=states[id(each.terms)])
         for each in checked
     ]
+
+
+# All others, in a transaction ------------------------------------------------
 
 
 @contextmanager
@@ -376,10 +473,6 @@ def _losers(
     return losers
 
 
-BrokenBy = Callable[[BaseException], bool]
-"""Whether an error means that the database went away before a transaction could commit."""
-
-
 class Creation(unit.Group):
     # Requests for executions: checked before anything is written, and as rows of a statement
 
@@ -567,50 +660,6 @@ class Creation(unit.Group):
     def _check_all(self, requests: Sequence[creation.NewExecution]) -> list[creation.Checked]:
         check_list("requests", requests, 0, BATCH_MAX)
         return self.check_requests(requests)
-
-    async def enter_fence_on(self, connection: object, handle: Handle) -> BrokenBy:
-        """Raise unless the handle's lease is live, and keep it so until `connection` commits.
-
-        Its row stays locked until then, and the lease lasts for `FENCE_MS_MAX` in there;
-        `leave_fence_on`, just before the commit, gives it its usual time again. Raises
-        `LockTimeout`, with their transaction still sound, when others keep the row locked for
-        longer than a sixth of the lease; ask again then.
-
-        Returns what tells of an error whether it means that the database went away before
-        that commit.
-        """
-        return await self._hold(handle, FENCE_MS_MAX, connection)
-
-    async def leave_fence_on(self, connection: object, handle: Handle) -> None:
-        """Raise if the transaction has taken longer than a fence may last."""
-        await self._hold(handle, handle.lease_ttl_ms, connection)
-
-    def enter_fence_on_sync(self, connection: object, handle: Handle) -> BrokenBy:
-        """`enter_fence_on` for a connection that is not async, on the calling thread."""
-        return drive(self._hold(handle, FENCE_MS_MAX, connection, sync=True))
-
-    def leave_fence_on_sync(self, connection: object, handle: Handle) -> None:
-        """`leave_fence_on` for a connection that is not async, on the calling thread."""
-        drive(self._hold(handle, handle.lease_ttl_ms, connection, sync=True))
-
-    async def _hold(
-        self, handle: Handle, lease_ttl_ms: int, connection: object, *, sync: bool = False
-    ) -> BrokenBy:
-        opened = self.shell.open_handle(handle)
-        key = unit.execution_key(opened.execution_id)
-        lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
-
-        async def body(tx: Transaction) -> BrokenBy:
-            execution = await tx.lock_one(Execution, key)
-            if execution is None:
-                raise errors.NotFound("execution", opened.execution_id)
-            decision = decide_hold(execution, unit.fence_of(opened), lasts_ms, await tx.now_ms())
-            await tx.save(decision.changes)
-            return tx.broken_by
-
-        joined = OnConnection(self.store, connection, sync=sync)
-        wait_ms = max(handle.lease_ttl_ms // 6, FENCE_WAIT_MS_MIN)
-        return await joined.transact(body, lock_wait_ms=wait_ms)
 
 
 def _patience(checked: Sequence[creation.Checked]) -> int | None:

@@ -7,12 +7,12 @@ holds the two together.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core.bounds import BATCH_MAX
+from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
 from flowfabric.core.checks import (
     check_int,
     check_list,
@@ -45,6 +45,7 @@ from flowfabric.core.leases import (
     check_holder,
     check_ttl,
     compare_fence,
+    decide_hold,
     decide_renew,
 )
 from flowfabric.core.records import Execution
@@ -55,8 +56,9 @@ from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import unit
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
 from flowfabric.engine.keeping_back import let_go_for
-from flowfabric.errors import FlowFabricError, LeaseExpired, RetryExhausted
-from flowfabric.store.base import Row, Transaction
+from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
+from flowfabric.store.base import Row, Transaction, drive
+from flowfabric.store.joining import OnConnection
 from flowfabric.store.mapping import answers_of
 
 LEASE_TTL_MS = 30_000
@@ -175,6 +177,10 @@ class RenewedRow(Struct, frozen=True, gc=False, array_like=True):
     position: int
     expires_at_ms: int
     lease_epoch: int
+
+
+BrokenBy = Callable[[BaseException], bool]
+"""Whether an error means that the database went away before a transaction could commit."""
 
 
 class Leases(unit.Group):
@@ -488,3 +494,49 @@ class Leases(unit.Group):
             # What went through a codec has to be read one by one.
             progress=None if self.shell.values.coded else row.progress,
         )
+
+    # Keeping a lease inside the caller's own database transaction
+
+    async def enter_fence_on(self, connection: object, handle: Handle) -> BrokenBy:
+        """Raise unless the handle's lease is live, and keep it so until `connection` commits.
+
+        Its row stays locked until then, and the lease lasts for `FENCE_MS_MAX` in there;
+        `leave_fence_on`, just before the commit, gives it its usual time again. Raises
+        `LockTimeout`, with their transaction still sound, when others keep the row locked for
+        longer than a sixth of the lease; ask again then.
+
+        Returns what tells of an error whether it means that the database went away before
+        that commit.
+        """
+        return await self._hold(handle, FENCE_MS_MAX, connection)
+
+    async def leave_fence_on(self, connection: object, handle: Handle) -> None:
+        """Raise if the transaction has taken longer than a fence may last."""
+        await self._hold(handle, handle.lease_ttl_ms, connection)
+
+    def enter_fence_on_sync(self, connection: object, handle: Handle) -> BrokenBy:
+        """`enter_fence_on` for a connection that is not async, on the calling thread."""
+        return drive(self._hold(handle, FENCE_MS_MAX, connection, sync=True))
+
+    def leave_fence_on_sync(self, connection: object, handle: Handle) -> None:
+        """`leave_fence_on` for a connection that is not async, on the calling thread."""
+        drive(self._hold(handle, handle.lease_ttl_ms, connection, sync=True))
+
+    async def _hold(
+        self, handle: Handle, lease_ttl_ms: int, connection: object, *, sync: bool = False
+    ) -> BrokenBy:
+        opened = self.shell.open_handle(handle)
+        key = unit.execution_key(opened.execution_id)
+        lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
+
+        async def body(tx: Transaction) -> BrokenBy:
+            execution = await tx.lock_one(Execution, key)
+            if execution is None:
+                raise NotFound("execution", opened.execution_id)
+            decision = decide_hold(execution, unit.fence_of(opened), lasts_ms, await tx.now_ms())
+            await tx.save(decision.changes)
+            return tx.broken_by
+
+        joined = OnConnection(self.store, connection, sync=sync)
+        wait_ms = max(handle.lease_ttl_ms // 6, FENCE_WAIT_MS_MIN)
+        return await joined.transact(body, lock_wait_ms=wait_ms)

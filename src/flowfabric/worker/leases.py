@@ -21,8 +21,8 @@ from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
 from flowfabric.core.results import Claimed, Renewed
-from flowfabric.engine.creation import BrokenBy
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.leases import BrokenBy
 from flowfabric.logs import open_log
 from flowfabric.outages import FOR_NOBODY, level_of, statements_within
 from flowfabric.worker.failures import place_of, why_lost
