@@ -57,7 +57,7 @@ chaos: $(READY) ## kill workers and database connections under load, then audit 
 simulate: $(READY) ## play whole systems under faults by a virtual clock; SEED=7 repeats one of them
 	$(BIN)/python -m benchmarks.simulation $(if $(SEED),--seed $(SEED)) $(if $(OPERATIONS),--operations $(OPERATIONS))
 
-constraints: ## choose dependency versions anew and write constraints.txt
+constraints: ## choose dependency versions again and write constraints.txt
 	@python=$$($(FIND_PYTHON)); \
 	test -n "$$python" || { echo "make: needs Python 3.11 or newer, with the venv module" >&2; exit 1; }; \
 	tool=$$(mktemp -d) && trap 'rm -rf "$$tool"' EXIT && set -e && \

@@ -19,7 +19,7 @@ journal = Path(os.environ.get("JOURNAL", "approval.log"))
 
 
 def note(line: str) -> str:
-    """Stands for the outside world: chat messages, the build, the cluster."""
+    """In place of the outside world: chat messages, the build, the cluster."""
     with journal.open("a") as file:
         file.write(f"{line}\n")
     return line
@@ -34,7 +34,7 @@ async def deploy(ctx: Context, version: str, patience: str = "1h") -> list[str]:
         signals = await ctx.wait_for(count(2, "approved", distinct="sources"), timeout=patience)
         approvers = [signal.source for signal in signals]
     except SignalTimeout:
-        # Nobody hurries: whoever is on call may decide alone.
+        # Too few approvals in time: the manager may decide alone.
         await ctx.step("escalate", note, f"call the manager about {version}")
         decision = await ctx.wait_for_signal("approved by manager", timeout="1d", default=None)
         if decision is None:

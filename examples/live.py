@@ -3,9 +3,9 @@
     uvicorn live:web       the page, at http://localhost:8000
     python live.py         a worker: kill it with -9 while it answers, and start another
 
-The browser keeps the cursor of the last word it has seen, and goes on after it when it reconnects.
-When another attempt starts over, it takes back what no longer counts: not the outline, which is
-the work of a finished step.
+The browser keeps the cursor of the last word it has seen, and continues after it when it
+reconnects. When another attempt starts over, it takes back what no longer counts: not the outline,
+which is the work of a finished step.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ document.forms[0].onsubmit = async (event) => {
 
 
 async def model(question: str, words: int) -> AsyncIterator[str]:
-    """Stands for a model; put a call of yours there."""
+    """In place of a model: call yours here."""
     for number in range(words):
         await asyncio.sleep(WORD_S)
         yield f"{question}-{number} "

@@ -1,6 +1,6 @@
 """A thousand calls of a model, under a token budget, a provider's rate limit and caps of tenants.
 
-The budget stops them exactly at its limit, whatever runs at once; after a reset they go on.
+The budget stops them exactly at its limit, whatever runs at once; after a reset they continue.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ most_at_once: Counter[str] = Counter()
 
 
 async def call_model(tenant: str, prompt: str) -> int:
-    """Stands for the provider; returns how many tokens it took."""
+    """In place of the provider; returns how many tokens it took."""
     at_once[tenant] += 1
     most_at_once[tenant] = max(most_at_once[tenant], at_once[tenant])
     await asyncio.sleep(0.005)

@@ -8,7 +8,7 @@
 - `GET /articles/ID/words` shows the text while it is written, as server-sent events.
 - The editor gets a link and decides there. The link is all he needs.
 
-Kill whatever you like meanwhile: what comes up again goes on. All of it is in one file, for show;
+Kill any of them while it runs: what is started again continues. All of it is in one file, for show;
 in a project of yours the settings, models, tasks and views are where they always are.
 """
 
@@ -79,7 +79,7 @@ class Article(models.Model):
 
 
 def draft(ctx: Context, topic: str) -> str:
-    """Stands for a model; put a call of yours there."""
+    """In place of a model: call yours here."""
     text = ""
     for number in range(20):
         time.sleep(WORD_S)
@@ -90,7 +90,7 @@ def draft(ctx: Context, topic: str) -> str:
 
 
 def mail(link: str) -> None:
-    """Stands for a mail to the editor."""
+    """In place of a mail to the editor."""
     with OUTBOX.open("a") as file:
         file.write(f"{link}\n")
 
@@ -134,7 +134,7 @@ def read(request: HttpRequest, article_id: int) -> HttpResponse:
 
 
 async def words(request: HttpRequest, article_id: int) -> StreamingHttpResponse:
-    """What is written, as it is. A browser that reconnects goes on after the last word it has."""
+    """What is written, as it is. A browser that reconnects continues after the last word it has."""
     await app.open()
     run = app.run(write, f"article-{article_id}")
     after = request.headers.get("Last-Event-ID", "start")
@@ -157,7 +157,7 @@ def event_of(frame: Frame) -> str:
 
 
 def decide(request: HttpRequest, token: str) -> HttpResponse:
-    """The token alone says what is decided on; whoever has a wrong one learns nothing."""
+    """The token alone says what is decided; a wrong one reveals nothing."""
     if request.method != "POST":
         # Nothing is decided by looking: programs that check mails for viruses follow links, too.
         names = ("approved", "rejected")

@@ -7,7 +7,7 @@
 - `GET /articles/ID/words` shows the text while it is written, as server-sent events.
 - The editor gets a link and decides there. The link is all he needs.
 
-Kill whatever you like meanwhile: what comes up again goes on.
+Kill any of them while it runs: what is started again continues.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Article(Base):
 
 
 async def model(topic: str) -> AsyncIterator[str]:
-    """Stands for a model; put a call of yours there."""
+    """In place of a model: call yours here."""
     for number in range(20):
         await asyncio.sleep(WORD_S)
         yield f"{topic}-{number} "
@@ -72,7 +72,7 @@ async def draft(ctx: Context, topic: str) -> str:
 
 
 def mail(link: str) -> None:
-    """Stands for a mail to the editor."""
+    """In place of a mail to the editor."""
     with OUTBOX.open("a") as file:
         file.write(f"{link}\n")
 
@@ -132,7 +132,7 @@ async def read(article_id: int) -> dict[str, str]:
 async def words(
     article_id: int, last_event_id: Annotated[str, Header()] = "start"
 ) -> StreamingResponse:
-    """What is written, as it is. A browser that reconnects goes on after the last word it has."""
+    """What is written, as it is. A browser that reconnects continues after the last word it has."""
     run = app.run(write, f"article-{article_id}")
 
     async def events() -> AsyncIterator[str]:
@@ -161,7 +161,7 @@ async def ask(token: str) -> str:
 
 @web.post("/decide/{token}")
 async def decide(token: str, decision: Annotated[str, Form()]) -> dict[str, str | bool]:
-    """The token alone says what is decided on; whoever has a wrong one learns nothing."""
+    """The token alone says what is decided; a wrong one reveals nothing."""
     try:
         told = await app.signals.deliver(token, "decided", decision, idempotency_key="link")
     except FlowFabricError as error:

@@ -5,7 +5,7 @@
 
 Each finished step is stored. The second worker takes the order over when the
 lease of the first has run out, gets the results of the finished steps from the
-database, and goes on from there.
+database, and continues from there.
 """
 
 import asyncio

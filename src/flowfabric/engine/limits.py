@@ -162,7 +162,7 @@ class LimitOperations(unit.Group):
 
         It is held until the execution ends or `release_admission`; `dimension` is a value of the
         policy's key. The given limits apply only if there is no such policy. Executions
-        submitted under the policy are refused: claiming them takes slots already.
+        submitted under the policy are refused: claiming them takes the slots.
         """
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
         key = "" if dimension in ("", DEFAULT_DIMENSION) else gates.check_gate_key(dimension)
