@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from flowfabric.core import bounds, flow_endings, flow_joins, flow_records, results
+from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int
+from flowfabric.core.flow_joins import is_spared, recounted
 from flowfabric.core.ids import ExecutionId, FlowId, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
-from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
-from flowfabric.engine import unit
+from flowfabric.core.transitions import NO_CHANGES, Changes, combine
+from flowfabric.engine import flow_queue, unit
 from flowfabric.engine.flows import (
     TROUBLE,
     FlowGroup,
@@ -35,24 +36,11 @@ from flowfabric.engine.flows import (
 from flowfabric.engine.steps import find_stranded, wake_stranded
 from flowfabric.engine.unit import Swept
 from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
-from flowfabric.store.base import Joined, Transaction, Unlocked
+from flowfabric.store.base import Transaction, Unlocked
 
-FLOWS_PER_BATCH = 64
-FLOWS_LOOKED_AT = 256
-CASCADE_ROUNDS_MAX = FLOWS_LOOKED_AT
+CASCADE_ROUNDS_MAX = flow_queue.FLOWS_LOOKED_AT
 FEW = 8
 """Up to this many endings are dispatched without taking locks first."""
-
-
-class QueuedEnding(Struct, frozen=True, kw_only=True):
-    """An ending from the queue."""
-
-    row: flow_records.CompletionDispatch
-    ending: flow_endings.Ending
-    stale: bool
-    """The execution was replayed since: this ending no longer means anything."""
-    spared: bool
-    """Cancelled because a join no longer needed it."""
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
@@ -79,8 +67,8 @@ class FlowEndings(FlowGroup):
 
         None if there are more, or if deciding needs rows that are not read here.
         """
-        rows = await tx.select_joined(DISPATCH_ROWS, "read_for_dispatch", limit=limit + 1)
-        found = read_endings(rows) if len(rows) <= limit else None
+        rows = await tx.select_joined(flow_queue.FOUND, "read_for_dispatch", limit=limit + 1)
+        found = flow_queue.found_in(rows) if len(rows) <= limit else None
         if found is None:
             return None
         if not rows:
@@ -102,11 +90,11 @@ class FlowEndings(FlowGroup):
         start = random.randrange(self.shell.deployment.partitions.num_flow)
 
         async def body(tx: Transaction) -> Swept:
-            flows = await flows_with_endings(tx, start)
+            flows = await flow_queue.flows_with_endings(tx, start)
             if not flows:
                 return Swept(acted=0, full=False)
             swept = await self._dispatch_flows(tx, flows, limit)
-            full = swept.full or len(flows) == FLOWS_PER_BATCH
+            full = swept.full or len(flows) == flow_queue.FLOWS_PER_BATCH
             if full:
                 tx.hint(unit.DISPATCH_TOPIC)
             return Swept(acted=swept.acted, full=full)
@@ -123,7 +111,7 @@ class FlowEndings(FlowGroup):
     async def _dispatch_flows(
         self, tx: Transaction, flows: Sequence[flow_records.FlowRecord], limit: int
     ) -> Swept:
-        taken = await take_endings(tx, flows, limit)
+        taken = await flow_queue.take(tx, flows, limit)
         done = await self._dispatch(tx, flows, taken)
         edges = 0 if done.resolved is None else len(done.resolved.resolution.edges)
         return Swept(acted=done.finished + edges, full=done.more or len(taken) == limit)
@@ -132,7 +120,7 @@ class FlowEndings(FlowGroup):
         """A flow that fails delays no other."""
 
         async def chosen(tx: Transaction) -> Sequence[flow_records.FlowRecord]:
-            return await flows_with_endings(tx, start)
+            return await flow_queue.flows_with_endings(tx, start)
 
         acted, full, failures = 0, False, []
         for flow in await self.store.transact(chosen):
@@ -194,14 +182,14 @@ class FlowEndings(FlowGroup):
             if row is None:
                 return nothing
             endings = await endings_of(tx, flow.partition_key, [execution_id])
-            taken = QueuedEnding(
+            taken = flow_queue.QueuedEnding(
                 row=row,
                 ending=endings.get(
                     execution_id,
                     flow_endings.Ending(outcome=row.outcome, replay_count=row.replay_count),
                 ),
                 stale=execution_id not in endings,
-                spared=flow_joins.is_spared(row.outcome, execution.cancellation_reason),
+                spared=is_spared(row.outcome, execution.cancellation_reason),
             )
             return await self._dispatch(tx, [flow], [taken])
 
@@ -211,7 +199,7 @@ class FlowEndings(FlowGroup):
         self,
         tx: Transaction,
         flows: Sequence[flow_records.FlowRecord],
-        taken: Sequence[QueuedEnding],
+        taken: Sequence[flow_queue.QueuedEnding],
     ) -> Dispatched:
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
         lives = {execution_id: ending.replay_count for execution_id, ending in fresh.items()}
@@ -231,16 +219,16 @@ class FlowEndings(FlowGroup):
     def _counted(
         self,
         flows: Sequence[flow_records.FlowRecord],
-        finished: Sequence[QueuedEnding],
+        finished: Sequence[flow_queue.QueuedEnding],
         now_ms: int,
     ) -> Changes:
         """Endings counted into their flows, and taken off the queue."""
-        ended: dict[FlowId, list[QueuedEnding]] = {}
+        ended: dict[FlowId, list[flow_queue.QueuedEnding]] = {}
         for each in finished:
             if not each.stale:
                 ended.setdefault(each.row.flow_id, []).append(each)
         counted = tuple(
-            self.with_derived_state(counted_in(flow, ended[flow.flow_id]), now_ms)
+            self.with_derived_state(flow_queue.counted_in(flow, ended[flow.flow_id]), now_ms)
             for flow in flows
             if flow.flow_id in ended
         )
@@ -365,134 +353,6 @@ async def _injected(tx: Transaction, resolved: ResolvedEdges, child_id: Executio
     return any(each.replaces_payload and each.value is not None for each in inputs.values())
 
 
-# The queue of endings, as a dispatcher finds it -------------------------------------
-#
-# Many are taken flow by flow, under the locks of the flows. A few are read without locks,
-# with all that telling their dependents takes.
-
-
-async def flows_with_endings(tx: Transaction, start: int) -> Sequence[flow_records.FlowRecord]:
-    """A few flows that no other transaction holds, locked."""
-    return await tx.select_records(
-        flow_records.FlowRecord,
-        "lock_dispatch_flows",
-        start=start,
-        candidates=FLOWS_LOOKED_AT,
-        limit=FLOWS_PER_BATCH,
-    )
-
-
-async def take_endings(
-    tx: Transaction, flows: Sequence[flow_records.FlowRecord], limit: int
-) -> list[QueuedEnding]:
-    """Endings of members of these flows, which the caller has locked."""
-    rows = await tx.select_joined(
-        (flow_records.CompletionDispatch, flow_records.EndedUpstream),
-        "take_endings",
-        partition_keys=[flow.partition_key for flow in flows],
-        flow_ids=[flow.flow_id for flow in flows],
-        limit=limit,
-    )
-    return [ending for each in rows if (ending := _queued(each)) is not None]
-
-
-def _queued(found: Joined) -> QueuedEnding | None:
-    """None where what the ending left is gone."""
-    row, left = found.get(flow_records.CompletionDispatch), found.get(flow_records.EndedUpstream)
-    if row is None or left is None:
-        return None
-    return QueuedEnding(
-        row=row,
-        ending=flow_endings.Ending(
-            outcome=row.outcome,
-            replay_count=row.replay_count,
-            result=left.result,
-            result_encoding=left.result_encoding,
-        ),
-        stale=left.current_replay_count != row.replay_count,
-        spared=flow_joins.is_spared(row.outcome, left.cancellation_reason),
-    )
-
-
-def counted_in(
-    flow: flow_records.FlowRecord, ended: Sequence[QueuedEnding]
-) -> flow_records.FlowRecord:
-    counted = flow_joins.count_endings(
-        flow, (each.row.outcome for each in ended), spared=sum(each.spared for each in ended)
-    )
-    return flow_joins.with_last_end(counted, (each.row.enqueued_at_ms for each in ended))
-
-
-# A few of them, read without locks -------------------------------------------------
-
-DISPATCH_ROWS = (
-    flow_records.FlowRecord,
-    flow_records.CompletionDispatch,
-    flow_records.EndedUpstream,
-    flow_records.Edge,
-    flow_records.EdgeGroup,
-    Execution,
-)
-"""What `read_for_dispatch` returns side by side, in the order in which `save` compares it."""
-
-
-class FoundEndings(Struct, frozen=True):
-    """Endings, and all that telling their dependents takes."""
-
-    flows: dict[FlowId, flow_records.FlowRecord] = {}
-    endings: dict[ExecutionId, QueuedEnding] = {}
-    edges: list[flow_records.Edge] = []
-    groups: dict[ExecutionId, flow_records.EdgeGroup] = {}
-    subjects: dict[ExecutionId, Subject] = {}
-
-    @property
-    def taken(self) -> list[QueuedEnding]:
-        return list(self.endings.values())
-
-    @property
-    def fresh(self) -> dict[ExecutionId, flow_endings.Ending]:
-        return {execution_id: each.ending for execution_id, each in self.endings.items()}
-
-
-def read_endings(rows: Sequence[Joined]) -> FoundEndings | None:
-    """None unless no ending is stale and no downstream has changed apart from its join."""
-    found = FoundEndings()
-    for each in rows:
-        flow, ending = each.get(flow_records.FlowRecord), _queued(each)
-        if flow is None or ending is None:
-            return None
-        row = ending.row
-        known = found.endings.get(row.execution_id)
-        if ending.stale or (known is not None and known.row != row):
-            return None
-        found.flows[flow.flow_id] = flow
-        # The result comes along with the edges that pass it.
-        if known is None or known.ending.result is None:
-            found.endings[row.execution_id] = ending
-        edge, group, downstream = (
-            each.get(flow_records.Edge),
-            each.get(flow_records.EdgeGroup),
-            each.get(Execution),
-        )
-        if edge is None:
-            continue
-        if group is None or downstream is None or not _untouched(downstream):
-            return None
-        found.edges.append(edge)
-        found.groups[edge.downstream_id] = group
-        found.subjects[edge.downstream_id] = Subject(execution=downstream, attempt=None)
-    return found
-
-
-def _untouched(execution: Execution) -> bool:
-    """Whether an execution has only its own row: no worker has ever had it."""
-    return (
-        execution.total_attempt_count == 0
-        and execution.granted_until_ms is None
-        and execution.open_waitpoint_count == 0
-    )
-
-
 # A slow look at the members of all flows, and at all who wait, for what was left behind
 #
 # The dispatcher works off what endings queue, in the transaction that wrote them, so this
@@ -606,9 +466,7 @@ class FlowAudits(FlowGroup):
         return len(fired)
 
     async def _recount(self, tx: Transaction, flow: flow_records.FlowRecord) -> int:
-        counted = flow_joins.recounted(
-            flow, await member_counts(tx, flow.flow_id, "count_told_members")
-        )
+        counted = recounted(flow, await member_counts(tx, flow.flow_id, "count_told_members"))
         if counted == flow:
             return 0
         derived = self.with_derived_state(counted, await tx.now_ms())
