@@ -17,12 +17,12 @@ from msgspec import structs
 
 from flowfabric import FlowFabricError
 from flowfabric.core.events import Event
-from flowfabric.core.executions import Timing, decide_complete
+from flowfabric.core.executions import decide_complete
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, decide_renew, grant_lease
 from flowfabric.core.results import Claimed
-from flowfabric.core.transitions import Changes, Refusal, Subject
+from flowfabric.core.transitions import Changes, Refusal, Subject, Timing
 from flowfabric.engine.unit import fence_of, lease_columns
 from flowfabric.engine.waitpoints import claimed_progress
 from flowfabric.store.base import Parameter, Row

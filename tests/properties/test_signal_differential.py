@@ -21,7 +21,6 @@ from flowfabric.core.conditions import (
     referenced_waitpoint_keys,
 )
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     ExecutionId,
@@ -39,7 +38,7 @@ from flowfabric.core.signals import (
     SureSignal,
     decide_deliver,
 )
-from flowfabric.core.transitions import Changes, Subject, change
+from flowfabric.core.transitions import Changes, Subject, Timing, change
 from flowfabric.core.waitpoints import Binding, FreshWaitpoint, UsePending
 from flowfabric.engine import unit
 from flowfabric.store.base import Parameter, Transaction

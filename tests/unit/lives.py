@@ -9,7 +9,6 @@ from flowfabric.core.creation import NewExecution, check_new, check_terms, new_e
 from flowfabric.core.executions import (
     CancelRequest,
     Failure,
-    Timing,
     decide_cancel,
     decide_complete,
     decide_deadline,
@@ -45,7 +44,7 @@ from flowfabric.core.suspension import (
     check_suspend,
     decide_suspend,
 )
-from flowfabric.core.transitions import Changes, Subject, change
+from flowfabric.core.transitions import Changes, Subject, Timing, change
 
 NOW_MS = 1_000_000
 TTL_MS = 9_000

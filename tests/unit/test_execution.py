@@ -5,7 +5,6 @@ from msgspec import structs
 
 from flowfabric.core.executions import (
     Failure,
-    Timing,
     decide_attempt_timeout,
     decide_complete,
     decide_deadline,
@@ -19,7 +18,7 @@ from flowfabric.core.executions import (
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import AlreadySatisfied, Marked, RetryScheduled, TerminalFailed
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.transitions import NO_CHANGES
+from flowfabric.core.transitions import NO_CHANGES, Timing
 from flowfabric.errors import ExecutionNotActive
 from tests.unit.lives import (
     ENDED,

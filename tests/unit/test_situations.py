@@ -8,7 +8,6 @@ from msgspec import structs
 from flowfabric.core.executions import (
     CancelRequest,
     Failure,
-    Timing,
     decide_attempt_timeout,
     decide_cancel,
     decide_change_priority,
@@ -50,7 +49,7 @@ from flowfabric.core.situations import (
 from flowfabric.core.states import BlockingReason, EligibilityState, FailureClass
 from flowfabric.core.steps import decide_accept, decide_await, decide_block, decide_wake
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
-from flowfabric.core.transitions import Changes, Refusal, Subject, change
+from flowfabric.core.transitions import Changes, Refusal, Subject, Timing, change
 from flowfabric.errors import FlowFabricError
 from tests.unit.lives import (
     KEY,

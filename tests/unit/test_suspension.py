@@ -5,7 +5,7 @@ from msgspec import structs
 
 from flowfabric.core.bounds import SUSPEND_DEDUP_TTL_MS_MAX
 from flowfabric.core.conditions import OperatorOnly, Single
-from flowfabric.core.executions import CancelRequest, Timing, decide_cancel
+from flowfabric.core.executions import CancelRequest, decide_cancel
 from flowfabric.core.ids import SignalId, WaitpointId
 from flowfabric.core.records import (
     SignalDedup,
@@ -39,7 +39,7 @@ from flowfabric.core.suspension import (
     may_repeat,
     with_default_timeout,
 )
-from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject
+from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject, Timing
 from flowfabric.core.waitpoints import BoundWaitpoint, UsePending, decide_create_waitpoint
 from flowfabric.errors import (
     AlreadySuspended,

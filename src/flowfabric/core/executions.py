@@ -63,14 +63,6 @@ class Failure(Struct, frozen=True, kw_only=True):
         return fields
 
 
-class Timing(Struct, frozen=True, kw_only=True):
-    """What a decision needs to know about time and chance."""
-
-    now_ms: int
-    chance: float = 0.0
-    """Uniform in [0, 1): spreads retries with jitter."""
-
-
 def repeats(execution: Execution, fence: Fence | None) -> bool:
     """Whether the caller is the worker that last held the execution."""
     return (
@@ -88,7 +80,7 @@ def decide_complete(
     fence: Fence | None,
     result: bytes | None,
     result_encoding: str | None,
-    timing: Timing,
+    timing: transitions.Timing,
 ) -> transitions.Decision[results.Completed]:
     """Finish a running execution successfully."""
     execution = subject.execution
@@ -113,7 +105,7 @@ def decide_fail(
     subject: transitions.Subject,
     fence: Fence | None,
     failure: Failure,
-    timing: Timing,
+    timing: transitions.Timing,
     retry_policy: policies.RetryPolicy | None = None,
 ) -> transitions.Decision[results.FailResult]:
     """Record a failed attempt: schedule a retry if policy and class allow, else end.
@@ -207,7 +199,10 @@ def schedule_retry(
 
 
 def decide_delay(
-    subject: transitions.Subject, fence: Fence | None, delay_until_ms: int, timing: Timing
+    subject: transitions.Subject,
+    fence: Fence | None,
+    delay_until_ms: int,
+    timing: transitions.Timing,
 ) -> transitions.Decision[results.Delayed]:
     """Put the attempt aside until a time. A time in the past is due at once."""
     execution = subject.execution
@@ -226,7 +221,7 @@ def decide_delay(
 
 
 def decide_wait_children(
-    subject: transitions.Subject, fence: Fence | None, timing: Timing
+    subject: transitions.Subject, fence: Fence | None, timing: transitions.Timing
 ) -> transitions.Decision[results.Moved]:
     """Put the attempt aside until the executions it depends on have ended.
 
@@ -310,7 +305,7 @@ def decide_progress(
     fence: Fence,
     percent: int | None,
     message: str | None,
-    timing: Timing,
+    timing: transitions.Timing,
 ) -> transitions.Decision[results.Updated]:
     """Overwrite what is given, keep what is not; nothing given writes nothing."""
     execution = subject.execution
@@ -348,7 +343,7 @@ def decide_promote(
 
 
 def decide_attempt_timeout(
-    subject: transitions.Subject, timing: Timing
+    subject: transitions.Subject, timing: transitions.Timing
 ) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     """End an attempt that ran too long: a failure of class `timeout`, retried as such.
 
@@ -375,7 +370,7 @@ def decide_attempt_timeout(
 
 
 def decide_deadline(
-    subject: transitions.Subject, timing: Timing
+    subject: transitions.Subject, timing: transitions.Timing
 ) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     """End an execution whose deadline passed, whatever it was doing."""
     execution = subject.execution
@@ -387,7 +382,7 @@ def decide_deadline(
 
 
 def expire(
-    subject: transitions.Subject, reason: str, timing: Timing
+    subject: transitions.Subject, reason: str, timing: transitions.Timing
 ) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     changes = transitions.finish(
         subject,
@@ -421,7 +416,7 @@ class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_cancel(
-    subject: transitions.Subject, request: CancelRequest, timing: Timing
+    subject: transitions.Subject, request: CancelRequest, timing: transitions.Timing
 ) -> transitions.Decision[results.Cancelled]:
     """End the execution as cancelled, in any phase. Asking twice is safe."""
     execution = subject.execution
@@ -445,7 +440,7 @@ def decide_cancel(
 
 
 def decide_cancel_waiting(
-    subject: transitions.Subject, reason: str, timing: Timing
+    subject: transitions.Subject, reason: str, timing: transitions.Timing
 ) -> transitions.Decision[results.Cancelled]:
     """The same, except for executions that a worker has begun or that are suspended."""
     execution = subject.execution
@@ -477,7 +472,7 @@ def _check_epoch(execution: Execution, request: CancelRequest) -> None:
 
 
 def decide_worker_cancel(
-    subject: transitions.Subject, fence: Fence, reason: str, timing: Timing
+    subject: transitions.Subject, fence: Fence, reason: str, timing: transitions.Timing
 ) -> transitions.Decision[results.Cancelled]:
     """Cancel by the lease holder. The epoch stays, so a repeat is recognised."""
     execution = subject.execution
@@ -492,7 +487,11 @@ def decide_worker_cancel(
 
 
 def _cancel(
-    subject: transitions.Subject, reason: str, source: str, timing: Timing, lease_epoch: int
+    subject: transitions.Subject,
+    reason: str,
+    source: str,
+    timing: transitions.Timing,
+    lease_epoch: int,
 ) -> transitions.Changes:
     return transitions.finish(
         subject,
@@ -541,7 +540,10 @@ def decide_change_priority(
 
 
 def decide_replay(
-    subject: transitions.Subject, reason: str | None, requested_by: str | None, timing: Timing
+    subject: transitions.Subject,
+    reason: str | None,
+    requested_by: str | None,
+    timing: transitions.Timing,
 ) -> transitions.Decision[results.Replayed]:
     """Run an ended execution again, as a new attempt; its history stays."""
     execution = subject.execution
@@ -636,7 +638,7 @@ HANDED_BACK = "handed_back"
 
 
 def decide_hand_back(
-    subject: transitions.Subject, fence: Fence, reason: str, timing: Timing
+    subject: transitions.Subject, fence: Fence, reason: str, timing: transitions.Timing
 ) -> transitions.Decision[results.HandedBack]:
     """Release the lease; the next claim starts a new attempt. Safe to repeat."""
     before = subject.execution

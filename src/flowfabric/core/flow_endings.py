@@ -16,7 +16,7 @@ from flowfabric.core import flow_records, transitions
 from flowfabric.core.bounds import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
 from flowfabric.core.checks import check_choice, check_int
 from flowfabric.core.events import Event, EventCategory
-from flowfabric.core.executions import Timing, decide_replay
+from flowfabric.core.executions import decide_replay
 from flowfabric.core.flow_joins import count_endings, count_outcome, is_spared, new_group
 from flowfabric.core.ids import FIRST_UUID, ExecutionId, make_execution_id, next_uuid
 from flowfabric.core.records import Execution
@@ -177,7 +177,7 @@ def release(
     subject: transitions.Subject,
     group: flow_records.EdgeGroup,
     inputs: Sequence[flow_records.ExecutionInput],
-    timing: Timing,
+    timing: transitions.Timing,
     inputs_bytes_max: int,
 ) -> transitions.Changes:
     """What a fired group does to its downstream.
@@ -226,7 +226,7 @@ def _payload(inputs: Sequence[flow_records.ExecutionInput]) -> dict[str, transit
     return {"next_input": newest.value, "next_input_encoding": newest.value_encoding}
 
 
-def _skip(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
+def _skip(subject: transitions.Subject, timing: transitions.Timing) -> transitions.Changes:
     return transitions.finish(
         subject,
         TerminalOutcome.SKIPPED,
@@ -244,7 +244,7 @@ def _fenced(subject: transitions.Subject) -> dict[str, transitions.Field]:
 
 
 def _refuse_inputs(
-    subject: transitions.Subject, size: int, bytes_max: int, timing: Timing
+    subject: transitions.Subject, size: int, bytes_max: int, timing: transitions.Timing
 ) -> transitions.Changes:
     return transitions.finish(
         subject,
@@ -493,7 +493,7 @@ def decide_member_replay(
     joined: MemberJoin | None,
     reason: str | None,
     requested_by: str | None,
-    timing: Timing,
+    timing: transitions.Timing,
 ) -> transitions.Decision[Replayed]:
     """Like any replay, but a member with dependencies goes through its join again."""
     decision = decide_replay(subject, reason, requested_by, timing)
@@ -525,7 +525,7 @@ def _wait_again(
     after: Execution,
     reopened: Reopened,
     decision: transitions.Decision[Replayed],
-    timing: Timing,
+    timing: transitions.Timing,
 ) -> transitions.Decision[Replayed]:
     waiting, group = block(after, reopened.group, timing.now_ms)
     (event,) = decision.changes.events

@@ -21,7 +21,6 @@ from flowfabric import errors
 from flowfabric.core import states, transitions
 from flowfabric.core.checks import check_optional_int, check_optional_time, missing
 from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.executions import Timing
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (
     AttemptId,
@@ -44,14 +43,7 @@ from flowfabric.core.leases import (
 from flowfabric.core.policies import DURATION_MAX_MS, parse_policy, reclaim_limit
 from flowfabric.core.records import Execution, GrantKind, Lane, StoredGrant
 from flowfabric.core.results import GrantNotFound, Marked, NotReclaimable, ReclaimCapExceeded
-from flowfabric.core.situations import (
-    LOST_LEASE,
-    Hold,
-    Situation,
-    held_by,
-    resumes,
-    situation_of,
-)
+from flowfabric.core.situations import LOST_LEASE, Hold, Situation, held_by, resumes, situation_of
 
 # The key a worker shows -----------------------------------------------------
 
@@ -182,7 +174,7 @@ def decide_grant(
 
 
 def decide_reclaim_grant(
-    subject: transitions.Subject, request: GrantRequest, *, place: Where, timing: Timing
+    subject: transitions.Subject, request: GrantRequest, *, place: Where, timing: transitions.Timing
 ) -> transitions.Decision[StoredGrant | NotReclaimable | ReclaimCapExceeded]:
     """Reserve an execution that has lost its lease; an unnoticed loss is recorded first."""
     execution_id = subject.execution.execution_id
@@ -252,7 +244,7 @@ def _note_mismatch(execution: Execution, now_ms: int) -> transitions.Changes:
     return transitions.Changes(updates=(after,))
 
 
-def _notice(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
+def _notice(subject: transitions.Subject, timing: transitions.Timing) -> transitions.Changes:
     execution = subject.execution
     leased = execution.ownership_state is states.OwnershipState.LEASED
     if not leased or not lease_is_dead(execution, timing.now_ms):
@@ -370,7 +362,7 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
 
 
 def decide_claim_granted(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: Timing
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: transitions.Timing
 ) -> transitions.Decision[Granted]:
     """Turn a grant into a lease under which an attempt begins."""
     repeated = _repeated(subject, claim, timing.now_ms)
@@ -388,7 +380,7 @@ def decide_claim_granted(
 
 
 def decide_claim_resumed(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: Timing
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: transitions.Timing
 ) -> transitions.Decision[Granted]:
     """Turn a grant into a lease under which the interrupted attempt goes on."""
     repeated = _repeated(subject, claim, timing.now_ms)
@@ -516,7 +508,7 @@ def _check_attempt_meant(field: str, index: int, claim: GrantClaim) -> None:
 
 
 def decide_reclaim(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: Timing
+    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: transitions.Timing
 ) -> transitions.Decision[Granted | NotReclaimable | ReclaimCapExceeded | GrantNotFound]:
     """Turn a grant into a lease under which a lost attempt is tried again.
 
@@ -564,7 +556,7 @@ def _check_owner(grant: StoredGrant, worker: WorkerIdentity) -> None:
         )
 
 
-def _give_up(subject: transitions.Subject, timing: Timing) -> transitions.Changes:
+def _give_up(subject: transitions.Subject, timing: transitions.Timing) -> transitions.Changes:
     reason = "max_reclaims_exceeded"
     ended = transitions.finish(
         subject,

@@ -18,7 +18,6 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import checks, records, transitions
 from flowfabric.core.events import operator_event
-from flowfabric.core.executions import Timing
 from flowfabric.core.ids import SignalId, WaitpointKey
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.results import AlreadySatisfied
@@ -154,7 +153,7 @@ def check_suspended(subject: transitions.Subject) -> records.Suspension:
 
 
 def decide_resume(
-    subject: transitions.Subject, trigger: str, delay_ms: int, timing: Timing
+    subject: transitions.Subject, trigger: str, delay_ms: int, timing: transitions.Timing
 ) -> transitions.Decision[Resumed]:
     """Resume whatever the condition says."""
     suspension = check_suspended(subject)
@@ -177,7 +176,7 @@ def decide_resume(
 
 
 def decide_expire_suspension(
-    subject: transitions.Subject, signal_id: SignalId, timing: Timing
+    subject: transitions.Subject, signal_id: SignalId, timing: transitions.Timing
 ) -> transitions.Decision[ExpireResult]:
     """Apply the suspension's timeout behaviour, if its time is over.
 
@@ -211,7 +210,7 @@ def _end(
     subject: transitions.Subject,
     behavior: records.TimeoutBehavior,
     outcome: TerminalOutcome,
-    timing: Timing,
+    timing: transitions.Timing,
 ) -> transitions.Changes:
     why = f"suspension_timeout:{behavior}"
     cancelled = outcome is TerminalOutcome.CANCELLED
@@ -293,7 +292,7 @@ def _escalate(
 
 
 def decide_expire_waitpoints(
-    subject: transitions.Subject, timing: Timing
+    subject: transitions.Subject, timing: transitions.Timing
 ) -> transitions.Decision[WaitpointsClosed]:
     """Close the pending waitpoints that no suspension took over in time."""
     expired = [w for w in subject.waitpoints if is_expired(w, timing.now_ms)]

@@ -27,7 +27,6 @@ from flowfabric.core.conditions import (
     stored_condition,
 )
 from flowfabric.core.events import Event, EventCategory, event_about
-from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
     ExecutionId,
     SignalId,
@@ -50,7 +49,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.resumption import NORMAL, RESUMED, resume, stored_policy
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.transitions import Changes, Decision, Subject, change
+from flowfabric.core.transitions import Changes, Decision, Subject, Timing, change
 from flowfabric.core.waitpoints import is_expired
 
 DEDUPED: Final = "deduped"

@@ -17,14 +17,14 @@ from typing import Final
 from msgspec import Struct, structs
 
 from flowfabric.core.events import operator_event
-from flowfabric.core.executions import WAITING_CHILDREN, Timing, already_parked, park
+from flowfabric.core.executions import WAITING_CHILDREN, already_parked, park
 from flowfabric.core.ids import ExecutionId, partition_of
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Attempt, Execution, Step, StepKind, Waiter
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked, Moved
 from flowfabric.core.situations import RULES, Operation, Situation, into, situation_of
 from flowfabric.core.states import BlockingReason, LifecyclePhase, PublicState
-from flowfabric.core.transitions import UNBLOCKED, Changes, Decision, Subject, change
+from flowfabric.core.transitions import UNBLOCKED, Changes, Decision, Subject, Timing, change
 from flowfabric.errors import ExecutionNotEligible, NotFound
 
 

@@ -16,14 +16,14 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, checks, conditions, records
-from flowfabric.core.executions import Timing, park, repeats
+from flowfabric.core.executions import park, repeats
 from flowfabric.core.ids import SignalId, SuspensionId, WaitpointId, parse_uuid
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.policies import DURATION_MAX_MS, parse_policy
 from flowfabric.core.resumption import NORMAL, RESUMED, ResumePolicy, check_resume_policy
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
-from flowfabric.core.transitions import Changes, Decision, Subject, change
+from flowfabric.core.transitions import Changes, Decision, Subject, Timing, change
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
     SuspensionDetails,

@@ -182,6 +182,14 @@ class SignsOfLife(Struct, frozen=True, kw_only=True):
 NO_SIGNS: Final = SignsOfLife()
 
 
+class Timing(Struct, frozen=True, kw_only=True):
+    """What a decision needs to know about time and chance."""
+
+    now_ms: int
+    chance: float = 0.0
+    """Uniform in [0, 1): spreads retries with jitter."""
+
+
 class Subject(Struct, frozen=True, kw_only=True):
     execution: Execution
     attempt: Attempt | None

@@ -11,7 +11,6 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import bounds, conditions
 from flowfabric.core.checks import check_bool, check_name
-from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
     ExecutionId,
     SuspensionId,
@@ -22,7 +21,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Execution, HmacKey, Suspension, Waitpoint, WaitpointState
-from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, change
+from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, Timing, change
 
 # Waitpoints as a suspension asks for them, and what can be refused without looking at it
 

@@ -16,10 +16,10 @@ from flowfabric.core.budgets import (
     OnHardLimit,
 )
 from flowfabric.core.checks import check_int
-from flowfabric.core.executions import Timing, decide_cancel_waiting
+from flowfabric.core.executions import decide_cancel_waiting
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Cancelled
-from flowfabric.core.transitions import Changes, Decision, Subject
+from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.ledger import save_budgets

@@ -15,12 +15,12 @@ from msgspec import Struct
 from flowfabric import errors
 from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
-from flowfabric.core.executions import CancelRequest, Timing, decide_cancel, decide_cancel_waiting
+from flowfabric.core.executions import CancelRequest, decide_cancel, decide_cancel_waiting
 from flowfabric.core.flow_joins import SIBLING_REASONS
 from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
-from flowfabric.core.transitions import Changes, Decision, Subject, combine
+from flowfabric.core.transitions import Changes, Decision, Subject, Timing, combine
 from flowfabric.engine import reads, unit
 from flowfabric.engine.flows import TROUBLE, FlowGroup, endings_of, forgotten, inputs_of
 from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching

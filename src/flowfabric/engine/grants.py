@@ -19,19 +19,12 @@ from flowfabric.core.checks import (
     check_optional_int,
     optional,
 )
-from flowfabric.core.executions import Timing
-from flowfabric.core.ids import (
-    ExecutionId,
-    LaneId,
-    Namespace,
-    parse_lane_id,
-    parse_uuid,
-)
+from flowfabric.core.ids import ExecutionId, LaneId, Namespace, parse_lane_id, parse_uuid
 from flowfabric.core.leases import Granted, check_ttl
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
-from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, combine
+from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, Timing, combine
 from flowfabric.engine import leases, unit
 from flowfabric.engine.gates import GATES_TOPIC, REMEMBERED_MAX, ClaimQuery
 from flowfabric.engine.grant_limits import (

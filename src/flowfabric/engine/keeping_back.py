@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from flowfabric.core import bounds
 from flowfabric.core import keeping_back as rules
 from flowfabric.core.checks import check_optional_text, optional
-from flowfabric.core.executions import Timing
 from flowfabric.core.grants import check_lane_meant
 from flowfabric.core.ids import ExecutionId, parse_lane_id
 from flowfabric.core.results import Blocked, Unblocked
 from flowfabric.core.states import BlockingReason
-from flowfabric.core.transitions import Decision, Subject
+from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.engine import unit
 from flowfabric.engine.gates import ClaimQuery
 from flowfabric.store.base import Reader

@@ -13,13 +13,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
-from flowfabric.core.checks import (
-    check_int,
-    check_list,
-    check_offered,
-    optional,
-)
-from flowfabric.core.executions import Timing
+from flowfabric.core.checks import check_int, check_list, check_offered, optional
 from flowfabric.core.handles import Handle, HandleKind, sign
 from flowfabric.core.ids import (
     AttemptId,
@@ -51,7 +45,7 @@ from flowfabric.core.leases import (
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType
-from flowfabric.core.transitions import Decision, Subject
+from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import unit
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims

@@ -20,13 +20,13 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.records import Step
-from flowfabric.core.transitions import Decision, Subject
+from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.unit import Ask, Swept, execution_key, lock_subject
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
-TimerDecision = Callable[[Subject, executions.Timing], Decision[results.TimerResult]]
+TimerDecision = Callable[[Subject, Timing], Decision[results.TimerResult]]
 
 TIMER_DECISIONS: dict[str, TimerDecision] = {
     ATTEMPT_TIMEOUT: executions.decide_attempt_timeout,
@@ -34,11 +34,11 @@ TIMER_DECISIONS: dict[str, TimerDecision] = {
 }
 
 
-def _expire_lease(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
+def _expire_lease(subject: Subject, timing: Timing) -> Decision[results.TimerResult]:
     return leases.decide_expire_lease(subject, timing.now_ms)
 
 
-def _promote(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
+def _promote(subject: Subject, timing: Timing) -> Decision[results.TimerResult]:
     return executions.decide_promote(subject, timing.now_ms)
 
 
@@ -152,7 +152,7 @@ class Operators(Leases):
 
         lane = parse_lane_id(lane_id) if checks.check_text("lane_id", lane_id) else ""
 
-        def decide(subject: Subject, timing: executions.Timing) -> Decision[results.Changed]:
+        def decide(subject: Subject, timing: Timing) -> Decision[results.Changed]:
             if lane not in ("", subject.execution.lane_id):
                 raise InvalidInput(
                     "lane_id", f"is not its lane, which is {subject.execution.lane_id}", lane
@@ -258,7 +258,7 @@ class Operators(Leases):
         checks.check_int("waited_ms", waited_ms, 0, DURATION_MAX_MS)
         asked_s = time.monotonic()
 
-        def expire(subject: Subject, timing: executions.Timing) -> Decision[results.TimerResult]:
+        def expire(subject: Subject, timing: Timing) -> Decision[results.TimerResult]:
             waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
             return leases.decide_expire_lease(subject, timing.now_ms, waited_ms=waited)
 

@@ -17,7 +17,6 @@ from msgspec import Struct, structs
 
 from flowfabric.core import conditions, ids, signals
 from flowfabric.core.checks import check_bool, check_name, check_text, optional
-from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import (
     Execution,
@@ -32,7 +31,7 @@ from flowfabric.core.resumption import RESUMED
 from flowfabric.core.signals import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.states import OwnershipState
 from flowfabric.core.suspension import SuspendRequest, decide_take
-from flowfabric.core.transitions import Decision, Subject
+from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
     WaitpointToken,

@@ -6,7 +6,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import checks
 from flowfabric.core.bounds import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX, SWEEP_BATCH
-from flowfabric.core.executions import Timing, decide_hand_back
+from flowfabric.core.executions import decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
@@ -23,7 +23,7 @@ from flowfabric.core.steps import (
     in_order,
     new_waiter,
 )
-from flowfabric.core.transitions import Changes, change, combine
+from flowfabric.core.transitions import Changes, Timing, change, combine
 from flowfabric.engine import unit
 from flowfabric.engine.unit import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound

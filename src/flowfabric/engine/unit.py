@@ -20,7 +20,6 @@ from flowfabric.core import ids, leases, transitions
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import EventCategory, ScannerFilter, check_scanner_filter
-from flowfabric.core.executions import Timing
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
 from flowfabric.core.records import (
@@ -47,6 +46,7 @@ from flowfabric.store.joining import OnConnection
 
 T = TypeVar("T")
 V = TypeVar("V")
+F = TypeVar("F")
 R = TypeVar("R", bound=Record)
 G = TypeVar("G", bound="Group")
 P = ParamSpec("P")
@@ -69,25 +69,24 @@ def ready_topic(lane_id: str) -> str:
     return f"ready:{lane_id}"
 
 
+ReadRows = Callable[[base.Unlocked], Awaitable[V | None]]
+LockRows = Callable[[base.Transaction], Awaitable[V]]
+DecideOn = Callable[[V, transitions.Timing], transitions.Decision[T]]
+DecideFenced = Callable[[transitions.Subject, F, transitions.Timing], transitions.Decision[T]]
+"""A rule for the holder of a lease, or for a caller that names one."""
+
+
 class Ask(Struct, Generic[T], frozen=True):
     """One decision to be made about one execution."""
 
     execution_id: ids.ExecutionId
-    decide: Callable[[transitions.Subject, Timing], transitions.Decision[T]]
+    decide: DecideOn[transitions.Subject, T]
 
 
-def held_ask(
-    handle: Handle,
-    decide: Callable[[transitions.Subject, leases.Fence, Timing], transitions.Decision[T]],
-) -> Ask[T]:
+def held_ask(handle: Handle, decide: DecideFenced[leases.Fence, T]) -> Ask[T]:
     """A decision for the holder of a lease."""
     fence = fence_of(handle)
     return Ask(handle.execution_id, lambda subject, timing: decide(subject, fence, timing))
-
-
-ReadRows = Callable[[base.Unlocked], Awaitable[V | None]]
-LockRows = Callable[[base.Transaction], Awaitable[V]]
-DecideOn = Callable[[V, Timing], transitions.Decision[T]]
 
 
 class Swept(Struct, frozen=True, kw_only=True):
@@ -155,20 +154,14 @@ class Shell(KnowsRoutes):
         """The same about an execution that the caller names."""
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
-    async def decide_held(
-        self,
-        handle: Handle,
-        decide: Callable[[transitions.Subject, leases.Fence, Timing], transitions.Decision[T]],
-    ) -> T:
+    async def decide_held(self, handle: Handle, decide: DecideFenced[leases.Fence, T]) -> T:
         """The same for the holder of a lease, whose handle has been opened."""
         return await self.decide(held_ask(handle, decide))
 
     async def decide_fenced(
         self,
         execution_id: str,
-        decide: Callable[
-            [transitions.Subject, leases.Fence | None, Timing], transitions.Decision[T]
-        ],
+        decide: DecideFenced[leases.Fence | None, T],
         *,
         fence: leases.Fence | None,
         attempt_index: int | None,
@@ -182,7 +175,9 @@ class Shell(KnowsRoutes):
         given = leases.check_fence_given(fence, source)
         leases.check_attempt_index(attempt_index)
 
-        def decide_meant(subject: transitions.Subject, timing: Timing) -> transitions.Decision[T]:
+        def decide_meant(
+            subject: transitions.Subject, timing: transitions.Timing
+        ) -> transitions.Decision[T]:
             leases.check_attempt_meant(subject.execution, attempt_index)
             return decide(subject, given, timing)
 
@@ -293,15 +288,15 @@ class Shell(KnowsRoutes):
         answer = await self.store.try_unlocked(body)
         return await self.decide_loaded(lock, decide) if answer is None else answer
 
-    def timing(self, now_ms: int) -> Timing:
-        return Timing(now_ms=now_ms, chance=random.random())
+    def timing(self, now_ms: int) -> transitions.Timing:
+        return transitions.Timing(now_ms=now_ms, chance=random.random())
 
     # Sweeping
 
     async def sweep(
         self,
         due: str,
-        decide: Callable[[transitions.Subject, Timing], transitions.Decision[T]],
+        decide: DecideOn[transitions.Subject, T],
         limit: int,
         only: ScannerFilter,
         *,
@@ -454,7 +449,9 @@ class Decided(Struct, Generic[T], frozen=True):
     changes: transitions.Changes = transitions.NO_CHANGES
 
 
-def _decide_one(ask: Ask[T], subject: transitions.Subject | None, timing: Timing) -> Decided[T]:
+def _decide_one(
+    ask: Ask[T], subject: transitions.Subject | None, timing: transitions.Timing
+) -> Decided[T]:
     if subject is None:
         return Decided(NotFound("execution", ask.execution_id))
     return decided(lambda: ask.decide(subject, timing))

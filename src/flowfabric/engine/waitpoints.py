@@ -8,7 +8,6 @@ from msgspec import Struct, structs
 
 from flowfabric.core import bounds, events, leases, resumption, waitpoints
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text, optional
-from flowfabric.core.executions import Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     ExecutionId,
@@ -33,7 +32,7 @@ from flowfabric.core.records import (
     WaitpointState,
 )
 from flowfabric.core.steps import in_order
-from flowfabric.core.transitions import Changes, Decision, Subject
+from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.engine import paging, unit, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find

@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from flowfabric.core import bounds, workers
 from flowfabric.core.checks import check_bool, check_int, optional
-from flowfabric.core.executions import Timing
 from flowfabric.core.ids import (
     ExecutionId,
     LaneId,
@@ -22,7 +21,7 @@ from flowfabric.core.ids import (
 from flowfabric.core.leases import decide_revoke
 from flowfabric.core.records import Lane
 from flowfabric.core.results import AlreadySatisfied, Revoked
-from flowfabric.core.transitions import Changes, Decision, Subject
+from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
 from flowfabric.engine import paging, unit
 from flowfabric.engine.gates import ClaimQuery
