@@ -31,7 +31,7 @@ class Feed:
         category: str | None = None,
         tag: tuple[str, str] | None = None,
     ) -> AsyncIterator[Told]:
-        """Events of this app's namespace, in order and without gaps; it never ends by itself.
+        """Events of this app's namespace, in order and without gaps; it never ends.
 
         It begins `now`, at the `start` of the log, or after the cursor of an event: keep the
         cursor to continue there, in any process. `category` is `completion`, `lease`, `signal`,
@@ -76,7 +76,7 @@ async def subscribe(
 
 
 async def next_told(opened: Opened, subscription: Subscription[Told]) -> Told | None:
-    """Wait for the next event; in tests, where nothing happens by itself, None if there is none."""
+    """Wait for the next event; in tests, where nothing happens unasked, None if there is none."""
     if opened.endings.happens:
         return await anext(subscription)
     return await subscription.next_if_any()

@@ -1,8 +1,8 @@
 """Results of other executions as arguments.
 
-A task in a flow may have arguments that nobody knows when it is stored: results of other
-tasks. Its payload then says which parameter gets the result of which task, and the worker fills
-them in when it runs the task.
+A task in a flow may have arguments that are not known when it is stored: results of other tasks.
+Its payload then says which parameter gets the result of which task, and the worker fills them in
+when it runs the task.
 """
 
 from collections.abc import Mapping, Sequence

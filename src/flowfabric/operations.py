@@ -40,12 +40,11 @@ class Reach(StrEnum):
     EVERYTHING = "everything"
     """More than one namespace: confined callers may not use it."""
     NOTHING = "nothing"
-    """Nothing that belongs to anybody."""
+    """Nothing that belongs to a namespace."""
 
 
 class DeploymentView(Struct, kw_only=True):
-    """What clients need to check requests by themselves: how ids are built, how large payloads
-    may be."""
+    """What clients need to check requests locally: how ids are built, how large payloads may be."""
 
     version: str
     protocol: int

@@ -23,7 +23,7 @@ from msgspec import Struct
 from flowfabric import errors
 from flowfabric.logs import open_log
 
-# Waiting for whichever of several things comes first ------------------------
+# Waiting for the first of several things ------------------------
 
 
 async def first_of(*awaited: Awaitable[object], timeout_s: float | None = None) -> None:

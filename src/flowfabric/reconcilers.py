@@ -34,7 +34,7 @@ ROUNDS_MAX = 1_000
 LONGEST_SLEEP_S = unit.DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
 SWEEPS_MAX = 10
-"""How often one round sweeps again what has become due meanwhile."""
+"""How often one round sweeps again what became due during it."""
 URGENT_SLEEP_S = 600.0
 """How long an urgent sweep waits for its hint: the regular round finds what a lost one meant."""
 AFTER_HELD_S = 0.02
@@ -86,7 +86,7 @@ SWEEPS: Mapping[str, Sweep] = {
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 
 SLOW: Final = tuple(name for name in SWEEPS if name.endswith("retention"))
-"""Those that delete old rows. They may take long, since nobody waits for them."""
+"""Those that delete old rows. They may take long, since nothing waits for them."""
 
 URGENT: Mapping[str, str] = {
     unit.DISPATCH_TOPIC: "dispatch",
@@ -217,7 +217,7 @@ class Supervisor:
                 if not due or not acted or self._stopping.is_set():
                     break
                 acted = await self._sweep_all(due)
-                # More may have become due meanwhile.
+                # More may have become due since.
                 waits = await self._next_due()
         except Exception as error:
             _tell(error, f"could not ask what is due; asking again in {AFTER_ERROR_S} s")

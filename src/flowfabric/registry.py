@@ -164,7 +164,7 @@ def check_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@app.task` takes beside a name and a version; `TaskSettings` has the defaults."""
+    """What `@app.task` takes apart from a name and a version; `TaskSettings` has the defaults."""
 
     lane: str
     retry: Retry | None

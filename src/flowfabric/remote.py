@@ -252,7 +252,7 @@ class HttpConnection:
         )
 
     def _refusal(self, answer: httpx.Response) -> Exception:
-        """The error raised at the server, or the one that stands for its refusal here."""
+        """The error raised at the server, or the equivalent of its refusal."""
         status = answer.status_code
         try:
             refusal = msgspec.json.decode(answer.content, type=RefusalBody)

@@ -74,7 +74,7 @@ class Idle(Protocol):
 
 
 class Follower:
-    """Reads page after page. It holds one page at a time, so a slow reader delays nobody."""
+    """Reads page after page. It holds one page at a time, so a slow reader delays no other."""
 
     def __init__(
         self,

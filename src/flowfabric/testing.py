@@ -158,7 +158,7 @@ def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
 class LocalApp(App):
     """An app on a database in memory whose work runs when the test says so.
 
-    Nothing happens by itself: `drain` runs what is ready and applies what is due by
+    Nothing happens unasked: `drain` runs what is ready and applies what is due by
     the clock, so the test decides when anything happens. While it is open it replaces the
     apps whose tasks it runs: it handles all calls made to them.
     """
@@ -313,7 +313,7 @@ class LocalApp(App):
         return True
 
     async def _waits_for_budget(self) -> bool:
-        """Whether a reset lets anything start; otherwise resets would go on for ever."""
+        """Whether a reset lets anything start; otherwise resets would never end."""
         ready = ExecutionFilter(states=(PublicState.WAITING,))
         page = await self.engine.find_executions(ready, limit=PAGE)
         return any(

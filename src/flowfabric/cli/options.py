@@ -78,7 +78,7 @@ class Target(Struct, frozen=True, kw_only=True):
         return self.scope() or DEFAULT_NAMESPACE
 
     async def find(self, engine: Engine, text: str) -> ExecutionId:
-        """The execution that an id or a part of it stands for, within the scope."""
+        """The execution that an id, or a part of one, means within the scope."""
         scope = self.scope()
         found = await engine.resolve_execution_id(text, namespace=scope)
         if scope is not None:
@@ -177,7 +177,7 @@ def on_engine(
 
 
 def user() -> str:
-    """Whoever typed the command."""
+    """The user who typed the command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -392,7 +392,7 @@ def _filter_text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-# What a command's exit status tells a script --------------------------------
+# Exit statuses, for scripts --------------------------------
 #
 # | Status | Meaning |
 # |---|---|

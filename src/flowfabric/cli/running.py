@@ -122,7 +122,7 @@ Say = Callable[[str], None]
 
 
 def sources(folder: Path) -> Iterator[Path]:
-    """Source files below a folder; hidden folders and installed packages are left out."""
+    """Source files below a folder, except in hidden folders and installed packages."""
     for place, folders, names in os.walk(folder):
         folders[:] = [
             name
@@ -234,7 +234,7 @@ def _relative(path: Path, folder: Path) -> Path:
 # Logs: for people on a terminal, JSON lines otherwise; each with execution, attempt, worker
 
 FIELDS: Final = ("execution_id", "attempt_index", "worker_instance_id", "task")
-"""Attributes of a record that are logged besides its message."""
+"""Attributes of a record that are logged with its message."""
 
 _STYLES: Final = {
     logging.DEBUG: "dim",

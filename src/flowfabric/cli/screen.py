@@ -33,7 +33,7 @@ REMARK_MIN: Final = 20
 NAME_CHARS_MAX: Final = 1_000
 """No name is longer."""
 REMARK_LEAST: Final = 6
-"""A remark with less room than this is left out."""
+"""A remark with less room than this is omitted."""
 
 
 class ScreenColumn(Struct, frozen=True):
@@ -229,7 +229,7 @@ def answer(document: object, sentence: str, *, as_json: bool) -> None:
 
 
 def facts(pairs: Iterable[tuple[str, Text | str | None]]) -> Table:
-    """A line for each name and value; pairs without a value are left out."""
+    """A line for each name and value; pairs without a value are omitted."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")

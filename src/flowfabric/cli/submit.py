@@ -92,7 +92,7 @@ async def submit(
     called = execution_id or uuid_of(created.execution_id)
     if wait_ms is not None:
         if not target.json:
-            # A user who ends the wait needs the id of what goes on.
+            # A user who ends the wait needs the id of what is still running.
             screen.err().print(Text(f"waiting for {called}", style="dim"))
         return await _await_end(engine, target, created.execution_id, called, wait_ms)
     new = isinstance(created, Created)

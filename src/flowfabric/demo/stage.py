@@ -29,7 +29,7 @@ PATIENCE_S: Final = 30.0
 
 Snapshots = dict[str, ExecutionSnapshot]
 Until = Callable[[list[Note], Snapshots], bool]
-"""When a scene goes on, by the journal and what is watched."""
+"""When a scene continues, by the journal and what is watched."""
 
 
 class Stage:
@@ -135,7 +135,7 @@ class Stage:
 
 
 def started(step: str) -> Until:
-    """Goes on once a worker has begun a step."""
+    """Continues once a worker has begun a step."""
 
     def until(notes: list[Note], snapshots: Snapshots) -> bool:
         return any(each.step == step for each in notes)
@@ -144,12 +144,12 @@ def started(step: str) -> Until:
 
 
 def suspended(notes: list[Note], snapshots: Snapshots) -> bool:
-    """Goes on once everything watched waits for a signal."""
+    """Continues once everything watched waits for a signal."""
     return all(each.public_state is PublicState.SUSPENDED for each in snapshots.values())
 
 
 def ended(notes: list[Note], snapshots: Snapshots) -> bool:
-    """Goes on once everything watched has ended."""
+    """Continues once everything watched has ended."""
     return all(each.public_state in TERMINAL_STATES for each in snapshots.values())
 
 

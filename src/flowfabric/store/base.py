@@ -51,7 +51,7 @@ class FetchedRow(Protocol):
 
 
 class FetchedRows(Sequence[Row]):
-    """Rows of a driver, each made a mapping only when somebody looks at it.
+    """Rows of a driver, each made a mapping only when it is read.
 
     For a wide row that costs several times what reading its values does: see `tuples_of`.
     """
@@ -232,7 +232,7 @@ class HintListener(Protocol):
     """Hints that arrive between two waits are kept for the next `wait`. Use as a context."""
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for a hint; tell whether one came.
+        """Wait for a hint; return whether one came.
 
         Hints can be lost, so look at the database after every wait. Where hints
         from other processes do not arrive at all, the wait ends sooner than
@@ -245,7 +245,7 @@ class HintListener(Protocol):
         ...
 
     def take(self) -> bool:
-        """Tell without waiting whether a hint came, and forget it."""
+        """Return without waiting whether a hint came, and forget it."""
         ...
 
     def wake(self) -> None:
@@ -299,11 +299,10 @@ class Store(Protocol):
         ...
 
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
-        """Run `body` in two round trips: one reads, one writes if that is still how it is.
+        """Run `body` in two round trips: one reads, one writes if nothing has changed since.
 
-        None, and nothing written, when a row has changed meanwhile, when a row that
-        is new was there already, and when `body` refuses: `transact` then finds out under
-        lock what is true.
+        None, and nothing written, when a row has changed, when a new row exists already, and when
+        `body` refuses: `transact` then finds out under lock what is true.
         """
         ...
 

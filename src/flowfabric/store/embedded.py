@@ -1,8 +1,8 @@
 """The Postgres that comes in a wheel, running for as long as it is used.
 
-The wheel stops its server when the last process that uses it exits, and a process that is
-killed, by SIGTERM already, does nothing any more. So a guard of our own uses it in place of
-this process, and exits when this process has ended, in whatever way.
+The wheel stops its server when the last process that uses it exits, but a killed process, even by
+SIGTERM, does nothing when it ends. So a guard of our own uses it in place of this process, and
+exits when this process has ended, in whatever way.
 """
 
 import atexit

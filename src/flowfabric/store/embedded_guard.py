@@ -43,7 +43,7 @@ def main(directory: Path) -> None:
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:
-    """It has ended when the process it stands for has. What it starts does not inherit this."""
+    """Ends when the process it stands in for has. What it starts does not inherit this."""
 
 
 def _forget_dead_users(server: Server) -> None:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 EVERY_TOPIC: Final = "*"
 """Hints every listener, whatever it listens to."""
 ANYBODY: Final = "any:"
-"""Before a topic whose work one process does for all: if somebody listens here, others sleep on."""
+"""Prefix of topics whose work any process may do: if one listens here, the others sleep on."""
 
 POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 1.0
@@ -60,7 +60,7 @@ class HintBoard:
 
     @property
     def waited_s(self) -> float:
-        """For how long, all in all, anybody has waited."""
+        """How long listeners have waited in total."""
         now_s = time.monotonic() - self._waiting_since_s if self._waiting else 0.0
         return self._waited_s + now_s
 

@@ -146,7 +146,7 @@ def from_row(record: type[S], row: Mapping[str, object]) -> S:
 
 
 class _Section(NamedTuple):
-    """Where a row of several tables has that of one of them."""
+    """Where a joined row holds the columns of one table."""
 
     record: type[Record]
     names: tuple[str, ...]

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from flowfabric.store.base import Parameter
 
 CLOCK: Final = "clock"
-"""The parameter a store fills in by itself: the injected time, or null to ask the database."""
+"""The parameter that a store fills in: the injected time, or null to ask the database."""
 HINT: Final = "hint"
 """A message to other processes that a store may have the statement send; null if it has none."""
 
@@ -90,7 +90,7 @@ def load(name: str, folder: Path) -> str:
 
 
 def _without(folder: Path, place: re.Match[str]) -> str:
-    """The other statement, which has such a part: a name that is misspelt is an error."""
+    """The other statement that has this part; a misspelt name is an error."""
     before, _, rest = load(place[1], folder).partition(f"-- {place[2]}\n")
     _, end, after = rest.partition(f"-- end of {place[2]}\n")
     if not end:

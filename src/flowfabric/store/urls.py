@@ -57,7 +57,7 @@ def open_store(
 
 
 def check_url(url: object, field: str = "url") -> str:
-    """Refuse what no store can be at; whether one is there is found out by opening it."""
+    """Refuse a URL that no store can have; only opening it shows whether there is one."""
     if not isinstance(url, str):
         raise InvalidInput(field, "must be a string", type(url).__name__)
     if UNSTORABLE.search(url):
@@ -72,7 +72,7 @@ def check_url(url: object, field: str = "url") -> str:
     if url.endswith(FILE_ENDINGS) and "@" not in url and "://" not in url:
         raise InvalidInput(field, f"is a path; write {SQLITE}{url}", url)
     starts = ", ".join(f"{start}…" for start in known)
-    # No more of it is shown than surely holds no password.
+    # Show only the part that cannot hold a password.
     start = _SCHEME.match(url)
     shown = start.group() if start else url.partition("@")[0].partition(":")[0]
     raise InvalidInput(field, f"must look like one of {starts}", shown)

@@ -1,4 +1,4 @@
-"""One attempt: run the handler, then say what became of it.
+"""One attempt: run the handler, then report its outcome.
 
 Whatever a handler does has one of these ends: a result that is completed, an
 exception that is failed, a wait that is parked, a stop of ours that is handed
@@ -56,7 +56,7 @@ OUTAGE_PAUSE_MS: Final = 1_000
 
 
 async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
-    """Release the worker until what the branches of the handler wait for has come."""
+    """Release the worker until what the branches of the handler wait for has happened."""
     handle, until_ms = lease.handle, min(parking.until_ms, default=None)
     if parking.mismatch is not None:
         await block(engine, lease, parking.mismatch)
@@ -69,7 +69,7 @@ async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
         except errors.NotFound as error:
             if error.id == handle.execution_id:
                 raise
-            # The handler runs again at once, and is told where it asks for the result.
+            # The handler runs again at once, and learns it where it asks for the result.
             await engine.delay(handle, lease.store_now_ms())
     else:
         assert until_ms is not None
@@ -120,11 +120,11 @@ Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[obje
 """Runs around a handler: gets its context and the call to make, returns what that returned."""
 
 ReportCall = Callable[[], Awaitable[object]]
-"""Tells the engine what became of an attempt. Safe to repeat."""
+"""Reports the outcome of an attempt to the engine. Safe to repeat."""
 
 
 class Stop(StrEnum):
-    """Why a handler is told to stop."""
+    """Why a handler has to stop."""
 
     LOST = "lost"
     TIMEOUT = "timeout"
@@ -142,7 +142,7 @@ class AttemptOwner(Protocol):
         """The handler was told to stop."""
 
     def handler_ended(self, attempt: "RunningAttempt") -> None:
-        """It holds no slot any more, whether or not the end has been reported yet."""
+        """It no longer holds a slot, whether or not its end was reported."""
 
     def attempt_ended(self, attempt: "RunningAttempt") -> None:
         """The end has been reported, or nothing more can be done about it."""
@@ -165,7 +165,7 @@ class RunningAttempt:
         self._running: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._services: Services | None = None
-        """What stands behind the context, if there is one."""
+        """What the context uses, if there is one."""
         self._begun = False
         self._handler_ended = False
         self._abandoned = False
@@ -203,7 +203,7 @@ class RunningAttempt:
         self.stop(Stop.LOST, reason)
 
     def abandon(self, reason: str) -> None:
-        """Wait no longer, not for a thread either; nothing is reported any more."""
+        """Stop waiting, even for a thread; nothing is reported from now on."""
         self._abandoned = True
         self.lease.lose(reason)
         assert self._running is not None
@@ -316,7 +316,7 @@ class RunningAttempt:
             result = await self._handle()
         except asyncio.CancelledError as error:
             if self.stopping is None:
-                # Nobody told it to stop: it cancelled itself, which is a failure like another.
+                # It was not asked to stop: it cancelled itself, which is a failure like any other.
                 step = blamed(self.lease, error)
                 why = "handler raised CancelledError"
                 log.warning(

@@ -146,7 +146,7 @@ def _result(told: failures.ReportedFailure) -> bytes:
 
 
 def _serve(pipe: Connection) -> None:
-    """Run what is asked for, one task after the other, until nobody asks any more."""
+    """Run what the worker asks for, one task after another, until it closes the connection."""
     # Ctrl-C and the end of a service are for the worker, which tells us.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -266,7 +266,7 @@ class Functions:
         return await self._processes.run(task, payload)
 
     def close(self) -> None:
-        """Let threads end by themselves, abandoned ones are not waited for; end the processes."""
+        """Let threads finish, without waiting for abandoned ones; end the processes."""
         for threads in (self._threads, self._step_threads):
             threads.close()
         self._processes.close()

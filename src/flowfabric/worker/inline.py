@@ -30,7 +30,7 @@ GRACE_S: Final = 1.0
 
 
 def _stay(at_ms: int) -> None:
-    """For a clock that runs by itself."""
+    """For a clock that runs on its own."""
 
 
 class InlineWorker:
@@ -102,7 +102,7 @@ class InlineWorker:
             lease_ttl_ms=LEASE_TTL_MS_MAX,
             capabilities=self._capabilities,
         )
-        # There is nobody else to take a lease, and hardly any time passes while one is held.
+        # No other worker can take a lease, and hardly any time passes while one is held.
         attempts = [
             RunningAttempt(
                 self._shared, HeldLease(each, math.inf), self._tasks[each.execution_kind], self

@@ -28,7 +28,7 @@ from flowfabric.outages import FOR_NOBODY, level_of, statements_within
 from flowfabric.worker.failures import place_of, why_lost
 
 UNSETTLED_S: Final = 1.0
-"""How long a worker goes on after a fence without knowing whether its transaction committed."""
+"""How long a worker continues after a fence without knowing whether its transaction committed."""
 ENDED: Final = "its time is over and it was not renewed"
 
 # The monotonic clock of Linux stands still while the machine is suspended; leases do not.
@@ -41,7 +41,7 @@ def clock_s() -> float:
 
 
 class HeldLease:
-    """What a worker holds, when that was last confirmed, and whom to tell when it is gone."""
+    """What a worker holds, when that was last confirmed, and what to call when it is lost."""
 
     def __init__(self, claimed: Claimed, asked_at_s: float) -> None:
         """`asked_at_s` is the time by `clock_s` just before the claim was sent."""
@@ -62,7 +62,7 @@ class HeldLease:
         """Tells whether an outage ended the transaction of the latest fence."""
         self._fenced_until_s = 0.0
         self.settled = False
-        """Set when the end has been reported: losing the lease means nothing any more."""
+        """Set when the end has been reported: losing the lease no longer matters."""
         self._store_ms_at_zero = claimed.lease_expires_at_ms - claimed.handle.lease_ttl_ms
         self._zero_s = clock_s()
 
@@ -122,7 +122,7 @@ class HeldLease:
             self.renew_soon()
 
     def still_locked(self, asked_at_s: float) -> None:
-        """The row is locked, maybe by the fence: nobody could take the lease so far."""
+        """The row is locked, maybe by the fence: no worker could take the lease so far."""
         if self.unsettled:
             until_s = min(asked_at_s + UNSETTLED_S, self._fenced_until_s)
             self.valid_until_s = max(self.valid_until_s, until_s)
@@ -268,7 +268,7 @@ class Renewal(NamedTuple):
     answered: bool
     """There was an answer for each lease."""
     locked: Sequence[HeldLease] = ()
-    """Those of which somebody else has the row."""
+    """Those whose row another transaction has locked."""
 
 
 class Heartbeat:
@@ -277,7 +277,7 @@ class Heartbeat:
     def __init__(self, lease_ttl_s: float, connect: Connect | None, engine: Engine) -> None:
         """Without `connect` it shares `engine` and its loop."""
         self.on_gone: Callable[[errors.FlowFabricError], None] | None = None
-        """Called on the worker's loop when there is nobody left to renew leases of."""
+        """Called on the worker's loop when no leases are left to renew."""
         self._interval_s = lease_ttl_s / BEATS_PER_LEASE
         self._connect = connect
         self._engine = engine
@@ -410,7 +410,7 @@ class Heartbeat:
                 await self._look_for_lost()
 
     async def _beat(self) -> bool:
-        """Renew everything once; tell whether there was an answer for each."""
+        """Renew everything once; return whether each got an answer."""
         with self._lock:
             held = [lease for lease in self._held.values() if not lease.fenced]
         answered = True
@@ -487,7 +487,7 @@ class Heartbeat:
                 del self._queueing[lease.handle.lease_id]
 
     async def _renew_in_turn(self, lease: HeldLease) -> None:
-        """Wait for the row like everybody else who needs it, and be the next to have it."""
+        """Queue for the row like every other transaction that needs it."""
         valid_until_s = lease.valid_until_s
         async with self._queues:
             # A later beat may have found it free.

@@ -1,8 +1,8 @@
-"""What a worker tells the engine: what became of the work, and what handlers say meanwhile.
+"""What a worker reports to the engine: the outcome of work, and what handlers emit.
 
 Reports of many handlers are grouped. A result in hand is not given up because
 the database is away: it is sent again for as long as the lease may still be
-live, which the heartbeat sees to meanwhile.
+live, which the heartbeat renews.
 """
 
 import asyncio
@@ -225,7 +225,7 @@ class Emitter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to store, and nothing to tell."""
+        """Whether there is nothing to store or report."""
         return self._sending is None and self._refused is None
 
     async def close(self) -> None:

@@ -102,7 +102,7 @@ class Threads:
                 try:
                     loop.call_soon_threadsafe(self._deliver)
                 except RuntimeError:
-                    return  # The loop is closed: nobody waits for answers.
+                    return  # The loop is closed: nothing waits for answers.
 
     def _deliver(self) -> None:
         # Do this first: an answer that arrives from now on wakes the loop again.

@@ -88,7 +88,7 @@ class WorkerSettings:
     worker_instance_id: str = field(default_factory=_instance)
     lease_ttl: Duration = "30s"
     drain_timeout: Duration = "25s"
-    """How long running handlers may go on once the worker is told to stop."""
+    """How long running handlers may take to finish once the worker has to stop."""
     cancel_grace: Duration = "10s"
     """How long a handler may take to stop before its slot is given to another."""
     in_process_sleep: Duration = IN_PROCESS_SLEEP_MS / 1_000
@@ -158,7 +158,7 @@ def check_worker_settings(given: object) -> None:
 log = open_log(__name__)
 
 RELEASES_MAX: Final = 1_000
-"""Batches of blocked executions a starting worker releases; the rest look again by themselves."""
+"""Batches of blocked executions a starting worker releases; the rest look again later."""
 REPORT_TIMEOUT_S: Final = 5.0
 BEATS_PER_LIFE: Final = 3
 """How often a worker says that it is alive before it would be taken for dead."""
@@ -238,7 +238,7 @@ NAMED_MAX: Final = 5
 OWN_IDS_S: Final = 1.0
 """How long a stopping worker looks for the ids that users gave those."""
 IDLE_S: Final = 5.0
-"""How often an idle worker looks for work that no hint has told it of."""
+"""How often an idle worker looks for work that no hint has announced."""
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 2.0
 STUCK_S: Final = 1.0
@@ -335,7 +335,7 @@ class Worker:
         the file was deleted or replaced, and `AccessDenied` when a server does not take its
         token, or not for this.
         """
-        # A task of its own: a claim that is cancelled may leave leases behind that nobody knows of.
+        # A task of its own: a cancelled claim may leave leases behind that no one knows of.
         running = asyncio.create_task(self._run())
         try:
             await asyncio.shield(running)
@@ -388,7 +388,7 @@ class Worker:
             raise self._gone
 
     def _give_up(self, gone: FlowFabricError) -> None:
-        """Stop at once: whatever is done from here on is done for nobody."""
+        """Stop at once: nothing done from here on would count."""
         self._gone = gone
         self._deadline_passed.set()
         self.stop()
@@ -401,7 +401,7 @@ class Worker:
             self._ready = hints
             while not self._stopping.is_set():
                 if self._is_stuck():
-                    # Handlers are not quick any more: others may have slots for these.
+                    # Handlers are no longer quick: other workers may have slots for these.
                     self._average_s = QUICK_S
                     handing_back = self._hand_back_waiting("its worker has no slot for it")
                     await first_of(handing_back, self._stopping.wait())
@@ -516,7 +516,7 @@ class Worker:
         self._slot_freed.set()
 
     def stop_asked(self, attempt: RunningAttempt) -> None:
-        """Give the handler a while to stop, then go on without it."""
+        """Give the handler a while to stop, then continue without it."""
         grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
         asyncio.get_running_loop().call_later(grace_s, self._abandon, attempt)
 
@@ -568,7 +568,7 @@ class Worker:
             log.error("%d handlers did not stop; their leases will expire", len(self._attempts))
 
     async def _own_ids(self) -> Mapping[ExecutionId, str]:
-        """What people call the first of those that run; nothing if the database is slow to tell."""
+        """What people call the first running executions; nothing if the database is slow."""
         first = [attempt.lease.claimed.execution_id for attempt in self._running][:NAMED_MAX]
         try:
             async with asyncio.timeout(OWN_IDS_S):
