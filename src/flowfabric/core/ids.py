@@ -13,6 +13,7 @@ import hashlib
 import re
 from array import array
 from binascii import crc_hqx
+from collections.abc import Collection
 from enum import StrEnum
 from functools import cache, lru_cache
 from typing import Final, NewType
@@ -222,6 +223,14 @@ def partition_of(execution_id: ExecutionId) -> int:
 
 def uuid_of(execution_id: ExecutionId) -> str:
     return execution_id[-UUID_CHARS:]
+
+
+def split_ids(execution_ids: Collection[ExecutionId]) -> tuple[list[int], list[str]]:
+    """Partitions and uuids of many ids."""
+    first, last = len(_TAG_OPEN), -UUID_CHARS - len(_TAG_CLOSE)
+    return [int(each[first:last]) for each in execution_ids], [
+        each[-UUID_CHARS:] for each in execution_ids
+    ]
 
 
 def start_after(cursor: str | None) -> str | None:

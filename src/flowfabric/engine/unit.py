@@ -484,10 +484,8 @@ def execution_key(execution_id: ids.ExecutionId) -> base.Key:
 
 def id_columns(execution_ids: Collection[ids.ExecutionId]) -> dict[str, base.Parameter]:
     """Executions as the parameters of a set-based statement."""
-    return {
-        "partition_keys": [ids.partition_of(each) for each in execution_ids],
-        "execution_ids": [ids.uuid_of(each) for each in execution_ids],
-    }
+    partitions, uuids = ids.split_ids(execution_ids)
+    return {"partition_keys": partitions, "execution_ids": uuids}
 
 
 async def lock_subjects(

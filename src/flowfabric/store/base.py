@@ -42,21 +42,15 @@ Row = Mapping[str, Value]
 Key = tuple[str | int, ...]
 
 
-class FetchedRow(Protocol):
-    """A row as a driver has it: its values, in the order of the columns."""
-
-    def __iter__(self) -> Iterator[object]: ...
-
-    def items(self) -> Iterable[tuple[str, Value]]: ...
-
-
 class FetchedRows(Sequence[Row]):
-    """Rows of a driver, each made a mapping only when it is read.
+    """Rows as a driver has them, each made a mapping only when it is read.
 
     For a wide row that costs several times what reading its values does: see `tuples_of`.
     """
 
-    def __init__(self, rows: Sequence[FetchedRow]) -> None:
+    def __init__(self, columns: Sequence[str], rows: Sequence[Iterable[Value]]) -> None:
+        """Each row has its values in the order of the columns."""
+        self._columns = columns
         self._rows = rows
 
     def __len__(self) -> int:
@@ -68,11 +62,14 @@ class FetchedRows(Sequence[Row]):
     def __getitem__(self, place: slice) -> "FetchedRows": ...
     def __getitem__(self, place: int | slice) -> "Row | FetchedRows":
         if isinstance(place, slice):
-            return FetchedRows(self._rows[place])
-        return dict(self._rows[place].items())
+            return FetchedRows(self._columns, self._rows[place])
+        return dict(zip(self._columns, self._rows[place], strict=False))
 
     def __iter__(self) -> Iterator[Row]:
-        return (dict(row.items()) for row in self._rows)
+        return (dict(zip(self._columns, row, strict=False)) for row in self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
 
     def tuples(self) -> list[tuple[object, ...]]:
         return [tuple(row) for row in self._rows]

@@ -67,7 +67,7 @@ class ForeignRow:
     def __getitem__(self, column: int | str, /) -> object:
         return self._in_order[column] if isinstance(column, int) else self._values[column]
 
-    def __iter__(self) -> Iterator[object]:
+    def __iter__(self) -> Iterator[Value]:
         return iter(self._in_order)
 
     def keys(self) -> Iterable[str]:

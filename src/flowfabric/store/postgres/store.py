@@ -87,7 +87,7 @@ async def read_ledger(connection: driver.Usable) -> list[AppliedMigration]:
     if encoding != ENCODING:
         raise Unavailable(
             "postgres",
-            f"the encoding of the database is {encoding}, and must be {ENCODING}, which holds any"
+            f"the encoding of the database is {encoding!s}, and must be {ENCODING}, which holds any"
             " text; make another: create database … encoding 'UTF8' template template0",
         )
     if not exists:
@@ -278,10 +278,11 @@ class PostgresStore:
         async def once() -> Sequence[Row]:
             async with self._connections.acquire() as connection, self._scope(connection):
                 try:
-                    return FetchedRows(await connection.fetch(statement.text, *values))
+                    rows = await connection.fetch(statement.text, *values)
                 except driver.DRIVER_ERRORS as error:
                     driver.note_unanswered(error)
                     raise
+            return FetchedRows(tuple(rows[0].keys()) if rows else (), rows)
 
         answer = await self._retried(once)
         told = {*topics, *topics_in(answer)} if answer else set[str]()

@@ -26,7 +26,6 @@ from flowfabric.store.base import (
     ReadBody,
     Reader,
     Row,
-    Transaction,
     UniqueViolation,
     UnlockedBody,
     drive,
@@ -288,13 +287,13 @@ class SqliteStore:
     async def execute_alone(
         self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
     ) -> Sequence[Row]:
-        async def body(transaction: Transaction) -> Sequence[Row]:
-            rows = await transaction.select(name, **parameters)
+        async def body(transaction: SqliteTransaction) -> Sequence[Row]:
+            rows = transaction.fetch(name, parameters)
             for topic in (*topics, *topics_in(rows)) if rows else ():
                 transaction.hint(topic)
             return rows
 
-        return await self.transact(body)
+        return await self._open_writer().transact(body)
 
     async def read_events(
         self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
