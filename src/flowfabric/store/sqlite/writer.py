@@ -1,8 +1,8 @@
 """The one place that writes.
 
-Units of work queue up for a thread. It runs as many as are waiting, each inside a
-savepoint, and commits them together: one disk flush serves them all. A unit that
-fails is rolled back to its savepoint and the others never notice. No caller hears
+Units of work queue up for a thread. It runs as many as are waiting, all but the first
+inside a savepoint, and commits them together: one disk flush serves them all. A unit that
+fails is rolled back to where it began and the others never notice. No caller hears
 of success before the commit.
 """
 
@@ -130,10 +130,10 @@ class Committer:
         group = [first]
         try:
             self._begin()
-            self._run_one(first)
+            self._run_first(first)
             for work in others:
                 group.append(work)
-                self._run_one(work)
+                self._run_next(work)
             self._commit(group)
         except (sqlite3.Error, DatabaseGone) as error:
             self._give_up(group, error)
@@ -156,10 +156,25 @@ class Committer:
             work.wrote = wrote
         self._identity.check()
 
-    def _run_one(self, work: WriterJob) -> None:
+    def _run_first(self, work: WriterJob) -> None:
+        """The first of a group has nothing before it to keep.
+
+        Within a savepoint SQLite keeps a copy of each page it changes, and writes out those
+        that became empty.
+        """
+        if not work.abandoned and not self._succeeds(work):
+            self.connection.execute("rollback")
+            self._begin()
+
+    def _run_next(self, work: WriterJob) -> None:
         if work.abandoned:
             return
         self.connection.execute("savepoint unit")
+        if not self._succeeds(work):
+            self.connection.execute("rollback to unit")
+        self.connection.execute("release unit")
+
+    def _succeeds(self, work: WriterJob) -> bool:
         try:
             work.run(self.connection, self.clock)
         except BaseException as error:
@@ -167,8 +182,8 @@ class Committer:
             # Some failures, such as a full disk, end the whole transaction.
             if not self.connection.in_transaction:
                 raise sqlite3.OperationalError("the transaction was rolled back") from error
-            self.connection.execute("rollback to unit")
-        self.connection.execute("release unit")
+            return False
+        return True
 
     def _give_up(self, group: list[WriterJob], error: Exception) -> None:
         """Nothing of the group was written, or nowhere; all of it failed, unless it had already."""
