@@ -65,6 +65,7 @@ SHARES_REMEMBERED = 256
 class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """A row of `claim_ready`, by its columns in their order."""
 
+    payload: bytes
     partition_key: int
     execution_id: str
     kind: HandleKind
@@ -77,7 +78,6 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=T
     namespace: Namespace
     execution_kind: str
     priority: int
-    payload: bytes
     payload_encoding: str | None
     flow_id: FlowId | None
     retry_count: int

@@ -119,7 +119,7 @@ _WAL_PAUSE_S: Final = 0.01
 
 _CLAIMING: Final = """
 create temp table claiming (
-    place integer primary key, execution_rowid integer, again, lease_id, kind, attempt_type
+    place integer primary key, execution_rowid integer, again, kind, attempt_type, reason
 )"""
 """Which rows a claim has chosen; see `claim_ready.sql`."""
 
@@ -133,8 +133,7 @@ create temp table creating (
 
 _COMPLETING: Final = """
 create temp table completing (
-    execution_rowid integer primary key, position, lease_epoch, flow_id, awaited, result,
-    result_encoding
+    execution_rowid integer primary key, position, lease_epoch, flow_id, awaited
 )"""
 """What `complete_leased.sql` ends."""
 

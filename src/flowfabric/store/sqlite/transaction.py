@@ -204,7 +204,9 @@ class SqliteReader:
         for statement in others:
             self._connection.execute(statement.text, bindings)
         cursor = self._connection.execute(last.text, bindings)
-        return [column[0] for column in cursor.description or ()], cursor.fetchall()
+        columns = [column[0] for column in cursor.description or ()]
+        rows: list[tuple[Value, ...]] = cursor.fetchall()
+        return _unpacked(columns, rows) if rows and " " in columns[-1] else (columns, rows)
 
     def _bind(self, name: str, parameters: Mapping[str, Parameter]) -> _Bindings:
         wanted = taking(name, STATEMENTS)
@@ -316,6 +318,20 @@ class SqliteTransaction(SqliteReader):
         cursor = self._connection.execute(text, [*(values[i] for i in positions), *key])
         if cursor.rowcount != 1:
             raise Corruption(f"the row to update is gone: {table.name} {mapping.key_of(record)}")
+
+
+def _unpacked(
+    columns: Sequence[str], rows: Sequence[tuple[Value, ...]]
+) -> tuple[list[str], list[tuple[Value, ...]]]:
+    """Rows whose last column is a JSON array of values; its name lists theirs.
+
+    For each value that it fetches Python lets go of the interpreter lock and takes it again.
+    """
+    *names, packed = columns
+    arrays = ",".join(str(row[-1]) for row in rows)
+    unpacked = msgspec.json.decode(f"[{arrays}]", type=list[list[str | int | None]])
+    found = [(*row[:-1], *values) for row, values in zip(rows, unpacked, strict=True)]
+    return [*names, *packed.split()], found
 
 
 def _is_list(value: Parameter) -> TypeGuard[Sequence[str | bytes | int | None]]:

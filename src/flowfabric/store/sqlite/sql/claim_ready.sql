@@ -10,11 +10,11 @@
 --
 -- The id of a lease, and of an attempt that begins with it, is the first of `uuids` up to its last
 -- part, which is the number of the row: no other claim has the former, no other row the latter.
+-- The number is decimal, so that statements find the row by it; see `complete_leased.sql`.
 delete from temp.claiming;
 -- next
-insert into temp.claiming (execution_rowid, again, lease_id, kind, attempt_type)
+insert into temp.claiming (execution_rowid, again, kind, attempt_type, reason)
 select best.execution_rowid, best.lease_epoch > 0,
-       uuid_head(:uuids) || printf('%012x', best.execution_rowid),
        case when best.lifecycle_phase = 'active' then 'reclaimed'
             when best.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
@@ -29,10 +29,14 @@ select best.execution_rowid, best.lease_epoch > 0,
             when best.attempt_state = 'pending_retry_attempt' then 'retry'
             when best.attempt_state = 'pending_replay_attempt' then 'replay'
             else 'initial'
+       end,
+       case when best.lifecycle_phase = 'active'
+            then replace(best.ownership_state, '_reclaimable', '')
+            when best.attempt_state = 'attempt_interrupted' then 'claim_resumed'
        end
   from (
     select e.execution_rowid, e.partition_key, e.execution_id, e.lifecycle_phase, e.attempt_state,
-           e.current_attempt_index, e.lease_epoch
+           e.ownership_state, e.current_attempt_index, e.lease_epoch
       from (
         -- Found by what the worker serves: how many other kinds there are costs nothing.
         select route.* from json_each(:kinds) as kind
@@ -74,9 +78,8 @@ select best.execution_rowid, best.lease_epoch > 0,
 -- limits
 -- next
 -- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
-insert into temp.claiming (execution_rowid, again, lease_id, kind, attempt_type)
+insert into temp.claiming (execution_rowid, again, kind, attempt_type, reason)
 select e.execution_rowid, e.lease_epoch > 0,
-       uuid_head(:uuids) || printf('%012x', e.execution_rowid),
        case when e.lifecycle_phase = 'active' then 'reclaimed'
             when e.attempt_state = 'attempt_interrupted' then 'resumed'
             else 'fresh'
@@ -91,6 +94,10 @@ select e.execution_rowid, e.lease_epoch > 0,
             when e.attempt_state = 'pending_retry_attempt' then 'retry'
             when e.attempt_state = 'pending_replay_attempt' then 'replay'
             else 'initial'
+       end,
+       case when e.lifecycle_phase = 'active'
+            then replace(e.ownership_state, '_reclaimable', '')
+            when e.attempt_state = 'attempt_interrupted' then 'claim_resumed'
        end
   from json_each(:allowed) as given
  cross join route on route.route_id = given.value ->> 'route_id'
@@ -145,8 +152,10 @@ insert into attempt (
     created_at_ms, started_at_ms, lease_id, lease_epoch, worker_id, worker_instance_id,
     retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
     replayed_from_attempt_index, reclaim_reason)
-select e.partition_key, e.execution_id, e.total_attempt_count, c.lease_id, c.attempt_type,
-       'started', :clock, :clock, c.lease_id, e.lease_epoch + 1, :worker_id, :worker_instance_id,
+select e.partition_key, e.execution_id, e.total_attempt_count,
+       uuid_head(:uuids) || printf('%012d', c.execution_rowid), c.attempt_type,
+       'started', :clock, :clock, uuid_head(:uuids) || printf('%012d', c.execution_rowid),
+       e.lease_epoch + 1, :worker_id, :worker_instance_id,
        case when c.attempt_type = 'retry' then e.pending_retry_reason end,
        case when c.attempt_type = 'reclaim' then e.current_attempt_index
             when c.attempt_type = 'retry' then e.pending_previous_attempt_index
@@ -154,7 +163,7 @@ select e.partition_key, e.execution_id, e.total_attempt_count, c.lease_id, c.att
        case when c.attempt_type = 'replay' then e.pending_replay_reason end,
        case when c.attempt_type = 'replay' then e.pending_replay_requested_by end,
        case when c.attempt_type = 'replay' then e.pending_previous_attempt_index end,
-       case when c.kind = 'reclaimed' then replace(e.ownership_state, '_reclaimable', '') end
+       case when c.kind = 'reclaimed' then c.reason end
   from temp.claiming as c
  cross join live as e on e.execution_rowid = c.execution_rowid
  where c.again
@@ -164,13 +173,14 @@ update attempt
    set attempt_state = case when c.kind = 'resumed' then 'started'
                             else 'interrupted_reclaimed' end,
        ended_at_ms = case when c.kind = 'reclaimed' then :clock else attempt.ended_at_ms end,
-       failure_reason = case when c.kind = 'reclaimed'
-                             then replace(e.ownership_state, '_reclaimable', '')
+       failure_reason = case when c.kind = 'reclaimed' then c.reason
                              else attempt.failure_reason end,
        resumed_at_ms = case when c.kind = 'resumed' then :clock else attempt.resumed_at_ms end,
        suspended_at_ms = case when c.kind = 'resumed' then null else attempt.suspended_at_ms end,
        suspension_id = case when c.kind = 'resumed' then null else attempt.suspension_id end,
-       lease_id = case when c.kind = 'resumed' then c.lease_id else attempt.lease_id end,
+       lease_id = case when c.kind = 'resumed'
+                       then uuid_head(:uuids) || printf('%012d', c.execution_rowid)
+                       else attempt.lease_id end,
        lease_epoch = case when c.kind = 'resumed' then e.lease_epoch + 1
                           else attempt.lease_epoch end,
        worker_id = case when c.kind = 'resumed' then :worker_id else attempt.worker_id end,
@@ -189,20 +199,6 @@ update attempt
          cross join live as x on x.rowid = taken.execution_rowid
          where taken.kind <> 'fresh');
 -- next
-insert into event (
-    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
-    attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
-select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' end,
-       e.partition_key, e.execution_id, e.flow_id, c.lease_id, e.lease_epoch + 1,
-       case when c.kind = 'resumed' then e.current_attempt_index else e.total_attempt_count end,
-       :worker_instance_id,
-       case c.kind when 'resumed' then 'claim_resumed'
-                   when 'reclaimed' then replace(e.ownership_state, '_reclaimable', '') end,
-       route.namespace, e.instance_tag, :clock
-  from temp.claiming as c
- cross join live as e on e.execution_rowid = c.execution_rowid
- cross join route on route.route_id = e.route_id;
--- next
 -- What kind of claim it is follows from the row as it was; looking it up would cost as much again.
 update live
    set lifecycle_phase = 'active',
@@ -213,7 +209,7 @@ update live
        attempt_state = null,
        public_state = 'active',
        ready = 0,
-       lease_id = uuid_head(:uuids) || printf('%012x', execution_rowid),
+       lease_id = uuid_head(:uuids) || printf('%012d', execution_rowid),
        lease_epoch = lease_epoch + 1,
        worker_id = :worker_id,
        worker_instance_id = :worker_instance_id,
@@ -248,15 +244,31 @@ update live
        last_mutation_at_ms = :clock
  where execution_rowid in (select execution_rowid from temp.claiming);
 -- next
-select e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, route.lane_id,
-       e.current_attempt_index as attempt_index,
-       coalesce(e.current_attempt_id, e.lease_id) as attempt_id,
-       e.lease_expires_at_ms, route.namespace, route.execution_kind, e.priority,
-       coalesce(e.input, asked.payload) as payload,
-       case when e.input is null then asked.payload_encoding else e.input_encoding end
-           as payload_encoding,
-       e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms,
-       c.attempt_type, e.route_id
+insert into event (
+    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+    attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
+select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' end,
+       e.partition_key, e.execution_id, e.flow_id, e.lease_id, e.lease_epoch,
+       e.current_attempt_index, :worker_instance_id, c.reason, route.namespace, e.instance_tag,
+       :clock
+  from temp.claiming as c
+ cross join live as e on e.execution_rowid = c.execution_rowid
+ cross join route on route.route_id = e.route_id;
+-- next
+select coalesce(e.input, asked.payload) as payload,
+       json_array(
+           e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, route.lane_id,
+           e.current_attempt_index, coalesce(e.current_attempt_id, e.lease_id),
+           e.lease_expires_at_ms, route.namespace, route.execution_kind, e.priority,
+           case when e.input is null then asked.payload_encoding else e.input_encoding end,
+           e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms,
+           c.attempt_type, e.route_id)
+       as "partition_key execution_id kind lease_id lease_epoch lane_id
+           attempt_index attempt_id
+           lease_expires_at_ms namespace execution_kind priority
+           payload_encoding
+           flow_id retry_count created_at_ms deadline_at_ms attempt_deadline_ms
+           attempt_type route_id"
   from temp.claiming as c
  cross join live as e on e.execution_rowid = c.execution_rowid
  cross join execution as asked on asked.execution_rowid = e.execution_rowid

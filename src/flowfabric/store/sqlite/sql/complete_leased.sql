@@ -6,18 +6,30 @@
 -- follows from it. All others are left alone, for the caller to decide one by one.
 delete from temp.completing;
 -- next
-insert into temp.completing (
-    execution_rowid, position, lease_epoch, flow_id, awaited, result, result_encoding)
-select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited, given('results', g.key),
-       given('result_encodings', g.key)
-  from json_each(:execution_ids) as g
+-- A lease that `claim_ready` has granted ends with the number of its row.
+insert into temp.completing (execution_rowid, position, lease_epoch, flow_id, awaited)
+select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
+  from json_each(:lease_ids) as g
+ cross join live as e on e.execution_rowid = cast(substr(g.value, 25) as integer)
+ where e.lease_id = g.value
+   and e.lifecycle_phase = 'active'
+   and e.ownership_state = 'leased'
+   and e.open_waitpoint_count = 0
+   and e.lease_expires_at_ms > :clock
+    on conflict (execution_rowid) do nothing;
+-- next
+-- Other leases are found by their execution.
+insert into temp.completing (execution_rowid, position, lease_epoch, flow_id, awaited)
+select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
+  from json_each(:lease_ids) as g
  cross join execution as x
     on x.partition_key = given('partition_keys', g.key)
-   and x.execution_id = g.value
+   and x.execution_id = given('execution_ids', g.key)
  cross join live as e on e.execution_rowid = x.execution_rowid
- where e.lifecycle_phase = 'active'
+ where (select count(*) from temp.completing) < json_array_length(:lease_ids)
+   and e.lease_id = g.value
+   and e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
-   and e.lease_id = given('lease_ids', g.key)
    and e.open_waitpoint_count = 0
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
@@ -45,7 +57,8 @@ select l.execution_rowid, l.partition_key, l.execution_id, l.route_id, l.created
        l.pending_previous_attempt_index, l.progress_pct, l.progress_message,
        l.progress_updated_at_ms, l.signal_count, l.keeps_signals, l.cancel_requested,
        l.join_pending, l.last_capability_mismatch_at_ms, l.input, l.input_encoding, l.next_input,
-       l.next_input_encoding, l.awaited, c.result, c.result_encoding
+       l.next_input_encoding, l.awaited, given('results', c.position),
+       given('result_encodings', c.position)
   from temp.completing as c
  cross join live as l on l.execution_rowid = c.execution_rowid;
 -- next
