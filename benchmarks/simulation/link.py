@@ -70,6 +70,9 @@ class Link:
     def hints_are_live(self) -> bool:
         return self.store.hints_are_live
 
+    def is_awaited(self, topic: str) -> bool:
+        return self.store.is_awaited(topic)
+
     async def open(self) -> None:
         """The world opened it."""
 

@@ -405,6 +405,9 @@ class RemoteStore:
     def hint(self, topic: str) -> None:
         self._board.publish([topic])
 
+    def is_awaited(self, topic: str) -> bool:
+        return self._board.is_awaited(topic)
+
     @property
     def hints_are_live(self) -> bool:
         return self._board.live

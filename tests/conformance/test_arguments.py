@@ -47,10 +47,10 @@ GROUPS = (
     Tails,
 )
 INTERNAL = {
-    "claimed", "create_checked", "create_checked_on", "find_outcomes", "from_store",
-    "read_outcomes", "to_store", "wait_for",
+    "claimed", "complete_opened", "create_checked", "create_checked_on", "find_outcomes",
+    "from_store", "open_completions", "read_outcomes", "to_store", "wait_for",
 }  # fmt: skip
-"""They take what has been checked before."""
+"""They take what has been checked before, or check it for an operation that is called here."""
 ELSEWHERE = {
     "claim_from_resume_grant", "create_executions_on", "enter_fence_on",
     "expire_suspension", "leave_fence_on", "resume_execution",

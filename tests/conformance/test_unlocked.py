@@ -10,9 +10,10 @@ from msgspec import structs
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.conditions import AllConditions, ByName, Condition, Count, CountKind, Single
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.flow_records import FlowState
 from flowfabric.core.records import Execution, Record, Waitpoint
 from flowfabric.core.states import FailureClass
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.unit import DISPATCH_TOPIC, Swept, execution_key
 from flowfabric.errors import WaitpointNotFound
 from flowfabric.store.base import Key, Reader, Store, UnlockedBody
 from flowfabric.store.postgres.store import PostgresStore
@@ -143,7 +144,13 @@ FAN = {"b": "a", "c": "a", "d": "b c"}
 
 
 async def flow_left_behind(
-    store: Store, clock: SettableClock, shape: dict[str, str], *, passing: bool, fails: str
+    store: Store,
+    clock: SettableClock,
+    shape: dict[str, str],
+    *,
+    passing: bool,
+    fails: str = "none",
+    told_after_ms: int = 5,
 ) -> list[str]:
     """Everything that a flow writes until its end, if the member `fails` does."""
     engine = await Engine.open(store, EngineConfig())
@@ -160,7 +167,7 @@ async def flow_left_behind(
                     )
                 else:
                     await engine.complete(claimed.handle, f"of {name}".encode())
-                clock.advance(ms=5)
+                clock.advance(ms=told_after_ms)
                 await graph.settle()
         found: list[object] = [structs.replace(await graph.flow(), edge_groups=())]
         for name, each in graph.ids.items():
@@ -194,3 +201,46 @@ async def test_endings_told_without_locks_leave_what_those_under_lock_leave(
         for make, clock in ((make, SettableClock()) for make in stores)
     ]
     assert quick == thorough
+
+
+@pytest.mark.parametrize("passing", [False, True])
+@pytest.mark.parametrize("shape", [CHAIN, FAN], ids=["chain", "fan"])
+async def test_a_completion_that_tells_dependents_leaves_what_a_dispatcher_leaves(
+    stores: Sequence[Callable[[SettableClock], Store]], shape: dict[str, str], passing: bool
+) -> None:
+    make, clock = stores[0], SettableClock()
+    store = make(clock)
+    with store.hints([DISPATCH_TOPIC]):
+        at_once = await flow_left_behind(store, clock, shape, passing=passing, told_after_ms=0)
+    clock = SettableClock()
+    afterwards = await flow_left_behind(make(clock), clock, shape, passing=passing, told_after_ms=0)
+    assert at_once == afterwards
+
+
+async def test_a_completion_leaves_nothing_to_the_dispatcher_of_its_process(
+    engine: Engine,
+) -> None:
+    graph = await new_graph(engine)
+    await graph.build(CHAIN)
+    with engine.store.hints([DISPATCH_TOPIC]):
+        for _ in graph.ids:
+            for claimed in (await graph.claim()).values():
+                await engine.complete(claimed.handle)
+                assert await engine.dispatch_completions() == Swept(acted=0, full=False)
+    assert (await graph.flow()).state is FlowState.COMPLETED
+
+
+async def test_members_that_run_at_the_same_time_leave_their_ends_to_the_dispatcher(
+    engine: Engine,
+) -> None:
+    graph = await new_graph(engine)
+    await graph.build(FAN)
+    with engine.store.hints([DISPATCH_TOPIC]):
+        (first,) = (await graph.claim()).values()
+        await engine.complete(first.handle)
+        told: list[int] = []
+        for claimed in (await graph.claim()).values():
+            await engine.complete(claimed.handle)
+            told.append((await engine.dispatch_completions()).acted)
+    # An ending and an edge; the other one is alone by then.
+    assert told == [2, 0]

@@ -42,7 +42,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, LifecyclePhase, TerminalOutcome
 from flowfabric.engine.flows import inputs_of
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.unit import DISPATCH_TOPIC, execution_key
 from flowfabric.errors import Bug, Corruption, FlowFabricError, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.store.base import Reader, Store
@@ -87,6 +87,9 @@ class WildFlow:
 
     async def open(self, engine: Engine) -> None:
         self.engine = engine
+        if self.chance.random() < 0.5:
+            # A process that dispatches tells dependents with the completion itself.
+            self.dispatcher = engine.store.hints([DISPATCH_TOPIC])
         await engine.create_flow(self.flow_id, flow_kind="wild")
 
     def new_uuid(self) -> str:

@@ -454,6 +454,7 @@ def questions(event_ids: int = 1) -> list[Question]:
         "kinds": ["mail"],
         "capabilities": [],
     }
+    paused: Parameters = dict(zip(("partition_key", "execution_id"), PAUSED, strict=True))
     completions: Parameters = {
         "results": [b"done"] * FENCES,
         "result_encodings": [None] * FENCES,
@@ -476,9 +477,8 @@ def questions(event_ids: int = 1) -> list[Question]:
         ),
         Question("ended_and_awaited", {"limit": BATCH}, BATCH, BATCH),
         Question("signal_waiting", signal(), 1, 0),
-        Question(
-            "read_progress", dict(zip(("partition_key", "execution_id"), PAUSED, strict=True)), 1, 1
-        ),
+        Question("read_progress", paused, 1, 1),
+        Question("read_for_completion", paused | {"limit": 9, "clock": NOW_MS}, 1, 1),
         Question(
             "blocked_by_code",
             {

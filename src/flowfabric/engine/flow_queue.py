@@ -12,7 +12,7 @@ from flowfabric.core import flow_records
 from flowfabric.core.flow_endings import Ending
 from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.ids import ExecutionId, FlowId
-from flowfabric.core.records import Execution
+from flowfabric.core.records import Execution, runs_first_attempt
 from flowfabric.core.transitions import Subject
 from flowfabric.store.base import Joined, Transaction
 
@@ -129,19 +129,26 @@ def found_in(rows: Sequence[Joined]) -> FoundEndings | None:
         # The result comes along with the edges that pass it.
         if known is None or known.ending.result is None:
             found.endings[row.execution_id] = ending
-        edge, group, downstream = (
-            each.get(flow_records.Edge),
-            each.get(flow_records.EdgeGroup),
-            each.get(Execution),
-        )
-        if edge is None:
-            continue
-        if group is None or downstream is None or not _untouched(downstream):
+        if not _take_edge(found, each):
             return None
-        found.edges.append(edge)
-        found.groups[edge.downstream_id] = group
-        found.subjects[edge.downstream_id] = Subject(execution=downstream, attempt=None)
     return found
+
+
+def _take_edge(found: FoundEndings, each: Joined) -> bool:
+    """Whether the edge of a row, if it has one, leads to a downstream that nobody has had."""
+    edge, group, downstream = (
+        each.get(flow_records.Edge),
+        each.get(flow_records.EdgeGroup),
+        each.get(Execution),
+    )
+    if edge is None:
+        return True
+    if group is None or downstream is None or not _untouched(downstream):
+        return False
+    found.edges.append(edge)
+    found.groups[edge.downstream_id] = group
+    found.subjects[edge.downstream_id] = Subject(execution=downstream, attempt=None)
+    return True
 
 
 def _untouched(execution: Execution) -> bool:
@@ -149,5 +156,57 @@ def _untouched(execution: Execution) -> bool:
     return (
         execution.total_attempt_count == 0
         and execution.granted_until_ms is None
+        and execution.open_waitpoint_count == 0
+    )
+
+
+# A member that is about to end, without locks
+
+MEMBER = (flow_records.FlowRecord, flow_records.Edge, flow_records.EdgeGroup, Execution)
+"""What `read_for_completion` returns side by side, in the order in which `save` compares it."""
+
+
+def member_in(rows: Sequence[Joined]) -> tuple[Subject, FoundEndings] | None:
+    """The member, and all that telling of its end takes; None unless both are as they were made.
+
+    Its attempt is its first, which follows from it and has no row.
+    """
+    found = FoundEndings()
+    member: Execution | None = None
+    for each in rows:
+        flow = each.get(flow_records.FlowRecord)
+        if flow is None or not _take_edge(found, each):
+            return None
+        found.flows[flow.flow_id] = flow
+        if each.get(flow_records.Edge) is None:
+            member = each.get(Execution)
+    if member is None or not _runs_undisturbed(member):
+        return None
+    return Subject(execution=member, attempt=None), found
+
+
+def succeeded(
+    row: flow_records.CompletionDispatch, result: bytes | None, result_encoding: str | None
+) -> QueuedEnding:
+    """The ending of a member that completes, as it would be found in the queue."""
+    return QueuedEnding(
+        row=row,
+        ending=Ending(
+            outcome=row.outcome,
+            replay_count=row.replay_count,
+            result=result,
+            result_encoding=result_encoding,
+        ),
+        stale=False,
+        spared=False,
+    )
+
+
+def _runs_undisturbed(execution: Execution) -> bool:
+    """Whether a running execution has no rows but its own."""
+    return (
+        runs_first_attempt(execution)
+        and execution.granted_until_ms is None
+        and execution.current_suspension_id is None
         and execution.open_waitpoint_count == 0
     )

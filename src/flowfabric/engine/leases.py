@@ -7,6 +7,7 @@ holds the two together.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
@@ -60,6 +61,8 @@ LOCK_WAIT_MS_MAX = 10_000
 """How long a renewal may wait for a row that is locked."""
 SHARES_REMEMBERED = 256
 """Sets of lanes with weights whose turns a process remembers."""
+MEMBERS_REMEMBERED = 10_000
+"""Leases on members of flows, and flows, that a process remembers."""
 
 
 class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
@@ -87,6 +90,47 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=T
     attempt_type: AttemptType
     route_id: int
     progress: str | None = None
+
+
+class LoneMembers:
+    """Flows of which this process has one member in hand, as it has of a chain.
+
+    Where several members end at about the same time, all of them want to count in the flow's row.
+    """
+
+    def __init__(self) -> None:
+        self._flows: dict[LeaseId, FlowId] = {}
+        self._counts: Counter[FlowId] = Counter()
+        self._crowded: set[FlowId] = set()
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether there are any."""
+        return bool(self._flows)
+
+    def note(self, leases: Iterable[ClaimRow]) -> None:
+        for each in leases:
+            if each.flow_id is not None:
+                self._flows[each.lease_id] = each.flow_id
+                self._counts[each.flow_id] += 1
+        if len(self._flows) > MEMBERS_REMEMBERED:
+            self._flows.clear()
+            self._counts.clear()
+
+    def end(self, lease_id: LeaseId) -> FlowId | None:
+        """Forget a lease; its flow, if it was the only one there and nobody has been in its way."""
+        flow_id = self._flows.pop(lease_id, None)
+        if flow_id is None:
+            return None
+        in_hand = self._counts.pop(flow_id)
+        if in_hand > 1:
+            self._counts[flow_id] = in_hand - 1
+        return None if in_hand > 1 or flow_id in self._crowded else flow_id
+
+    def note_crowded(self, flow_id: FlowId) -> None:
+        if len(self._crowded) > MEMBERS_REMEMBERED:
+            self._crowded.clear()
+        self._crowded.add(flow_id)
 
 
 def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:
@@ -182,6 +226,7 @@ class Leases(unit.Group):
         super().__init__(shell)
         self.gated = GatedClaims(shell.store)
         self._gated_first = False
+        self.lone_members = LoneMembers()
         self._shares: dict[object, LaneShares] = {}
 
     async def claim(
@@ -305,6 +350,7 @@ class Leases(unit.Group):
         leases = answers_of(ClaimRow, rows)
         if _ends_soon(leases, lease_ttl_ms):
             self.store.hint(unit.DUE_TOPIC)
+        self.lone_members.note(leases)
         instance_id = worker.worker_instance_id
         claimed = [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
         return list(await self.shell.values.through_all(claimed, self._shown))

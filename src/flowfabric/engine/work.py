@@ -67,7 +67,7 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     """The step whose failure it is, if it is one."""
 
 
-def _completion_ask(opened: HeldCompletion) -> unit.Ask[results.Completed]:
+def completion_ask(opened: HeldCompletion) -> unit.Ask[results.Completed]:
     handle, completion = opened
     result, encoding = completion.result or None, completion.result_encoding
     return unit.held_ask(
@@ -129,27 +129,20 @@ class Work(Creation, Operators, Steps):
 
     # Completing
 
-    async def complete(
-        self,
-        handle: Handle | bytes,
-        result: bytes | None = None,
-        *,
-        result_encoding: str | None = None,
-    ) -> results.Completed:
-        """Finish successfully. Safe to repeat."""
-        completion = Completion(handle=handle, result=result, result_encoding=result_encoding)
-        (outcome,) = await self.complete_many([completion])
-        return unit.answered(outcome)
-
-    async def complete_many(
+    async def open_completions(
         self, completions: Sequence[Completion]
-    ) -> list[results.Completed | FlowFabricError]:
-        """Finish many at once; each gets its own answer or error."""
+    ) -> list[HeldCompletion | FlowFabricError]:
+        """Check completions, and pack their results as they are stored."""
         checks.check_list("completions", completions, 0, BATCH_MAX)
         packed = await self.shell.values.through_all(completions, self._packed)
-        opened = [unit.value_or_error(self._open_completion, completion) for completion in packed]
+        return [unit.value_or_error(self._open_completion, completion) for completion in packed]
+
+    async def complete_opened(
+        self, opened: Sequence[HeldCompletion | FlowFabricError]
+    ) -> list[results.Completed | FlowFabricError]:
+        """Finish many at once; each gets its own answer or error."""
         return await self.shell.decide_rest(
-            opened, await self._complete_sure(opened), _completion_ask
+            opened, await self._complete_sure(opened), completion_ask
         )
 
     def _packed(self, completion: Completion) -> Completion:

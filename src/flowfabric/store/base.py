@@ -364,6 +364,10 @@ class Store(Protocol):
         """Listen for hints on any of `topics`, from this process and others."""
         ...
 
+    def is_awaited(self, topic: str) -> bool:
+        """Whether somebody in this process listens for `topic`."""
+        ...
+
     @property
     def hints_are_live(self) -> bool:
         """Whether hints from other processes arrive; if not, waits are short and callers poll."""

@@ -75,10 +75,12 @@ class HintBoard:
     def for_others(self, topics: Iterable[str]) -> set[str]:
         """Those topics that other processes have to hear of too."""
         return {
-            topic
-            for topic in topics
-            if not (topic.startswith(ANYBODY) and self._listeners.get(topic))
+            topic for topic in topics if not (topic.startswith(ANYBODY) and self.is_awaited(topic))
         }
+
+    def is_awaited(self, topic: str) -> bool:
+        """Whether somebody here listens for the topic."""
+        return bool(self._listeners.get(topic))
 
     def listen(self, topics: Sequence[str]) -> "Listener":
         listener = Listener(self, topics)

@@ -173,6 +173,9 @@ class OnConnection:
     def hints(self, topics: Sequence[str]) -> HintListener:
         return self._store.hints(topics)
 
+    def is_awaited(self, topic: str) -> bool:
+        return self._store.is_awaited(topic)
+
     @property
     def hints_are_live(self) -> bool:
         return self._store.hints_are_live

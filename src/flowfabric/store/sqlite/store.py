@@ -323,6 +323,9 @@ class SqliteStore:
     def hints(self, topics: Sequence[str]) -> Listener:
         return self._board.listen(topics)
 
+    def is_awaited(self, topic: str) -> bool:
+        return self._board.is_awaited(topic)
+
     @property
     def hints_are_live(self) -> bool:
         return self._board.live
