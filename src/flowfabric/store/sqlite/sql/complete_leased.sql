@@ -18,16 +18,16 @@ select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
 -- next
--- Other leases are found by their execution.
+-- Other leases, if there are any, are found by their execution.
 insert into temp.completing (execution_rowid, position, lease_epoch, flow_id, awaited)
 select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
-  from json_each(:lease_ids) as g
+  from json_each(case when (select count(*) from temp.completing) < json_array_length(:lease_ids)
+                      then :lease_ids end) as g
  cross join execution as x
     on x.partition_key = given('partition_keys', g.key)
    and x.execution_id = given('execution_ids', g.key)
  cross join live as e on e.execution_rowid = x.execution_rowid
- where (select count(*) from temp.completing) < json_array_length(:lease_ids)
-   and e.lease_id = g.value
+ where e.lease_id = g.value
    and e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
    and e.open_waitpoint_count = 0
@@ -75,25 +75,6 @@ update attempt
      cross join live as e on e.execution_rowid = c.execution_rowid
      where c.lease_epoch > 1);
 -- next
-insert into event (
-    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
-    attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
-select 'lease', 'revoked', l.partition_key, l.execution_id, l.flow_id, l.lease_id, l.lease_epoch,
-       l.current_attempt_index, l.worker_instance_id, 'completed', route.namespace,
-       l.instance_tag, :clock
-  from temp.completing as c
- cross join live as l on l.execution_rowid = c.execution_rowid
- cross join route on route.route_id = l.route_id;
--- next
-insert into event (
-    category, event_type, partition_key, execution_id, flow_id, lease_epoch, attempt_index,
-    namespace, instance_tag, occurred_at_ms)
-select 'completion', 'success', l.partition_key, l.execution_id, l.flow_id, l.lease_epoch,
-       l.current_attempt_index, route.namespace, l.instance_tag, :clock
-  from temp.completing as c
- cross join live as l on l.execution_rowid = c.execution_rowid
- cross join route on route.route_id = l.route_id;
--- next
 insert into completion_dispatch (
     partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
 select e.partition_key, e.flow_id, e.execution_id, e.replay_count, 'success', :clock
@@ -101,7 +82,27 @@ select e.partition_key, e.flow_id, e.execution_id, e.replay_count, 'success', :c
  cross join live as e on e.execution_rowid = c.execution_rowid
  where c.flow_id is not null;
 -- next
+-- Before the events: they go to the pages that become free.
 delete from live where execution_rowid in (select execution_rowid from temp.completing);
+-- next
+insert into event (
+    category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
+    attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
+select 'lease', 'revoked', n.partition_key, n.execution_id, n.flow_id, n.final_lease_id,
+       n.lease_epoch, n.current_attempt_index, n.final_worker_instance_id, 'completed',
+       route.namespace, n.instance_tag, :clock
+  from temp.completing as c
+ cross join ending as n on n.execution_rowid = c.execution_rowid
+ cross join route on route.route_id = n.route_id;
+-- next
+insert into event (
+    category, event_type, partition_key, execution_id, flow_id, lease_epoch, attempt_index,
+    namespace, instance_tag, occurred_at_ms)
+select 'completion', 'success', n.partition_key, n.execution_id, n.flow_id, n.lease_epoch,
+       n.current_attempt_index, route.namespace, n.instance_tag, :clock
+  from temp.completing as c
+ cross join ending as n on n.execution_rowid = c.execution_rowid
+ cross join route on route.route_id = n.route_id;
 -- next
 select count(*) as completed, group_concat(position) as positions,
        coalesce(max(awaited), 0) as awaited, count(flow_id) > 0 as in_flow
