@@ -12,6 +12,7 @@ looks longer, and elsewhere.
 import asyncio
 import os
 import random
+import uuid
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Literal, get_args
@@ -60,7 +61,8 @@ Verb = Literal[
     "pair",
     "branches",
 ]
-Source = Literal["list", "end of list", "deque", "queue", "iterator"]
+Source = Literal["list", "end of list", "deque", "queue", "iterator", "crawl"]
+Told = Literal["text", "uuid"]
 Start = Literal["gather", "group", "tasks"]
 
 
@@ -74,6 +76,8 @@ class Pool(msgspec.Struct, frozen=True):
     indexed: bool
     """Each worker has a number among its arguments."""
     verbs: tuple[Verb, ...]
+    told: Told = "text"
+    """What steps are given of their item."""
 
 
 VERBS: tuple[Verb, ...] = ("step", *get_args(Verb))
@@ -93,14 +97,15 @@ pools = st.builds(
     Pool,
     st.integers(1, 5),
     st.integers(1, 12),
-    st.sampled_from(("list", "end of list", "deque", "queue", "iterator")),
-    st.sampled_from(("gather", "group", "tasks")),
+    st.sampled_from(get_args(Source)),
+    st.sampled_from(get_args(Start)),
     st.booleans(),
     st.builds(
         lambda first, rest: ends_with_a_call((first, *rest)),
         st.sampled_from(("step", "step", "child", "caught")),
         st.lists(st.sampled_from(VERBS), max_size=4),
     ),
+    st.sampled_from(get_args(Told)),
 )
 faults = st.dictionaries(
     st.integers(0, WORDS),
@@ -116,6 +121,11 @@ FOUND: tuple[tuple[Pool, dict[int, Fault]], ...] = (
     (
         Pool(3, 9, "deque", "tasks", True, ("step", "step", "now", "other", "caught")),
         {6: "crash after", 17: "crash before", 26: "crash after"},
+    ),
+    # What workers take next, others add in another order.
+    (
+        Pool(2, 12, "crawl", "gather", False, ("step", "other"), "uuid"),
+        {8: "crash after", 17: "crash after", 30: "crash after"},
     ),
     # Equal calls for all items tell nothing: the branches after them are found by the calls before.
     (
@@ -162,7 +172,7 @@ class Items:
                     queue.put_nowait(each)
                 self.shared = queue
                 self._take = queue.get_nowait
-            case "iterator":
+            case "iterator" | "crawl":
                 iterator = iter(items)
                 self.shared = iterator
                 self._take = iterator.__next__
@@ -174,6 +184,34 @@ class Items:
             except (IndexError, asyncio.QueueEmpty, StopIteration):
                 return
             yield item
+
+    async def found(self, item: int) -> None:
+        """The first call for an item has been made."""
+
+
+class Crawl(Items):
+    """Each item leads to three others: in which order they come is another story in every run."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__("crawl", 0)
+        self._count = count
+        self._left = count
+        self._queue: asyncio.Queue[int | None] = asyncio.Queue()
+        self._queue.put_nowait(0)
+        self.shared = self._queue
+
+    async def taken(self) -> AsyncIterator[int]:
+        while (item := await self._queue.get()) is not None:
+            yield item
+            self._left -= 1
+            if not self._left:
+                break
+        # Whoever waits ends, too.
+        self._queue.put_nowait(None)
+
+    async def found(self, item: int) -> None:
+        for each in range(3 * item + 1, min(3 * item + 4, self._count)):
+            self._queue.put_nowait(each)
 
 
 class Stage:
@@ -188,6 +226,7 @@ class Stage:
         self._engine.crashed = set()
         self.ran: Counter[str] = Counter()
         self._ran_in: dict[str, int] = {}
+        self._paths: dict[uuid.UUID, str] = {}
         self._chance = random.Random(seed)
 
         @app.task(name="child", retry=Retry(max_retries=0))
@@ -199,7 +238,8 @@ class Stage:
         @app.task(name="pool", retry=Retry(max_retries=0))
         async def main(ctx: Context) -> dict[str, list[object]]:
             found: dict[str, list[object]] = {}
-            items = Items(pool.source, pool.items)
+            is_crawl = pool.source == "crawl"
+            items = Crawl(pool.items) if is_crawl else Items(pool.source, pool.items)
             await self._start([self._worker(ctx, items, found, n) for n in range(pool.workers)])
             await ctx.step("last", self.effect, "last")
             return found
@@ -236,6 +276,8 @@ class Stage:
             for n, verb in enumerate(self._pool.verbs):
                 await self._outside()
                 own.append(await self._call(ctx, verb, f"{item}", n))
+                if n == 0:
+                    await items.found(item)
             found[str(item)] = own
             await self._outside()
 
@@ -250,7 +292,7 @@ class Stage:
         path = f"{item}.{n}"
         match verb:
             case "step" | "other":
-                return await ctx.step(verb, self.effect, path)
+                return await ctx.step(verb, self.valued, self._value(path))
             case "again":
                 # With the name of other calls, and equal arguments each time.
                 return await ctx.step("step", self.pure, item)
@@ -266,7 +308,7 @@ class Stage:
                 return None
             case "caught":
                 try:
-                    return await ctx.step(verb, self.fail, path)
+                    return await ctx.step(verb, self.fail, self._value(path))
                 except ValueError as error:
                     return [str(error)]
             case "child":
@@ -307,11 +349,21 @@ class Stage:
         self._ran_in[path] = self._engine.round
         return [path, drawn]
 
+    def _value(self, path: str) -> str | uuid.UUID:
+        if self._pool.told == "text":
+            return path
+        made = uuid.uuid5(uuid.NAMESPACE_OID, path)
+        self._paths[made] = path
+        return made
+
+    async def valued(self, value: str | uuid.UUID) -> list[str]:
+        return await self.effect(value if isinstance(value, str) else self._paths[value])
+
     async def pure(self, item: str) -> str:
         return item
 
-    async def fail(self, path: str) -> None:
-        raise ValueError(path)
+    async def fail(self, value: str | uuid.UUID) -> None:
+        raise ValueError(value if isinstance(value, str) else self._paths[value])
 
     def expected(self) -> dict[str, list[object]]:
         return {

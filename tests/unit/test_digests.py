@@ -108,6 +108,16 @@ def test_times_floats_and_uuids_count_only_in_the_second_part(one: object, other
     assert firm(digest_of("a", one)) != firm(digest_of("b", one))
 
 
+def test_a_uuid_alone_tells_which_call_it_is() -> None:
+    one, other = uuid.uuid4(), uuid.uuid4()
+    assert firm(digest_of(one)) != firm(digest_of(other))
+    assert [known_by(*values).tells for values in ((one,), (1.5,), (one, 1.5))] == [
+        True,
+        False,
+        True,
+    ]
+
+
 def test_what_has_no_order_is_read_in_one() -> None:
     assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
     assert digest_of({"x", "y", "z"}) == digest_of({"z", "y", "x"})

@@ -1,8 +1,9 @@
 """A short name for the arguments of a call or branch, by which parallel ones are told apart.
 
 Two digests: one of values that usually stay the same from run to run, and one that also has
-times, floats and uuids. Of objects that are not plain values only the type counts. Large
-arguments are read up to a limit.
+times and floats. A uuid may be an id or drawn at random: it is in the first only where nothing
+else tells. Of objects that are not plain values only the type counts. Large arguments are read up
+to a limit.
 
 A function is identified by its name and what it has bound: the object of a method, the arguments of
 a partial, defaults, and the values that an inner function takes from around it. So is a coroutine
@@ -38,7 +39,7 @@ CHARS: Final = 12
 _FIRM: Final = (
     bool, int, str, bytes, bytearray, decimal.Decimal, datetime.timedelta, pathlib.PurePath
 )  # fmt: skip
-_FLEETING: Final = (float, complex, datetime.date, datetime.time, uuid.UUID)
+_FLEETING: Final = (float, complex, datetime.date, datetime.time)
 _NAMED: Final = (
     type,
     types.MethodDescriptorType,
@@ -54,7 +55,7 @@ _BINDING: Final = (
     partial,
 )
 """Known by their names and what they have bound."""
-_PLAIN: Final = (*_FIRM, *_FLEETING, enum.Enum)
+_PLAIN: Final = (*_FIRM, *_FLEETING, uuid.UUID, enum.Enum)
 _FIXED: Final = (*_PLAIN, type(None), type)
 """What nobody can change; a bytearray is none of it."""
 _rebinding: "weakref.WeakKeyDictionary[types.CodeType, frozenset[str]]" = (
@@ -82,11 +83,11 @@ def known_by(*values: object) -> KnownBy:
     """What tells a call by its function and arguments, or a branch by its coroutine."""
     reading = _Reading()
     digest = _digest(reading.text(values, 0))
-    around = not reading.tells
-    if reading.fleeting or (reading.tells_around and not around):
-        firm = _digest(_Reading(firm_only=True, around=around).text(values, 0))
+    alone = not reading.tells
+    if reading.fleeting or ((reading.tells_around or reading.has_uuids) and not alone):
+        firm = _digest(_Reading(firm_only=True, alone=alone).text(values, 0))
         digest = digest if firm == digest else f"{firm}.{digest}"
-    tells = reading.tells or reading.tells_around
+    tells = reading.tells or reading.tells_around or reading.has_uuids
     vague = bool(reading.opaque) and not tells
     return KnownBy(digest, tuple(reading.opaque), vague, tells and reading.is_complete)
 
@@ -169,14 +170,16 @@ def _is_frozen(kind: type) -> bool:
 class _Reading:
     """One walk through the arguments of a call."""
 
-    def __init__(self, *, firm_only: bool = False, around: bool = True) -> None:
-        """Whether times, floats and uuids are left out, and what comes from around functions."""
+    def __init__(self, *, firm_only: bool = False, alone: bool = True) -> None:
+        """Whether times and floats are left out; and, unless they are `alone`, uuids and what
+        comes from around functions."""
         self._firm_only = firm_only
-        self._reads_around = around
+        self._alone = alone
         self._inside_around = 0
         self._nodes = 0
         self._functions: set[int] = set()
         self.fleeting = False
+        self.has_uuids = False
         self.tells = False
         """Arguments have told something that stays the same in every run."""
         self.tells_around = False
@@ -217,6 +220,9 @@ class _Reading:
         if isinstance(value, _FLEETING):
             self.fleeting = True
             return b"" if self._firm_only else _text(value)
+        if isinstance(value, uuid.UUID):
+            self.has_uuids = True
+            return _text(value) if self._alone else b""
         self._tell()
         if isinstance(value, enum.Enum):
             return value.name.encode()
@@ -231,7 +237,7 @@ class _Reading:
         arguments, bound, around = parts_of(value)
         yield from (self.text(each, depth) for each in arguments)
         yield from self._fixed(bound, depth)
-        if around and self._reads_around:
+        if around and self._alone:
             self._inside_around += 1
             yield from self._fixed(around, depth)
             self._inside_around -= 1

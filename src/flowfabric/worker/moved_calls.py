@@ -122,12 +122,10 @@ class Moves:
             if each.work.is_outside_calls and line.is_beside(each)
         )
 
-    def is_beside_calls(self, line: lines.Line, in_doubt: Collection[lines.Line]) -> bool:
-        """Whether calls of such branches go on, without those in doubt."""
-        return any(
-            each.work.is_acting and each not in in_doubt and line.is_beside(each)
-            for each in self._tasks
-        )
+    def has_calls_beside(self, line: lines.Line, in_doubt: Collection[lines.Line]) -> bool:
+        """Whether calls of other lines go on by themselves, without those in doubt."""
+        others = {self._root, *self._tasks}.difference(in_doubt, line.and_above())
+        return any(each.work.is_acting for each in others)
 
     def is_at_work(self, line: lines.Line) -> bool:
         """Whether the task of a line does something else than to wait for calls or its branches."""

@@ -398,12 +398,11 @@ class Turns:
         self._rest.moved()
         self._rest.watch()
 
-    def run_beside(self, line: Line) -> bool:
-        """Let new calls of branches like a line run; whether there are any."""
-        turns = [turn for turn, other in self._held.items() if line.is_beside(other)]
-        for turn in turns:
+    def run_held(self) -> bool:
+        """Let calls run that are new for certain; whether there are any."""
+        for turn in self._held:
             end_turn(turn)
-        return bool(turns)
+        return bool(self._held)
 
     async def doubt(self, line: Line) -> None:
         """Wait until the handler is at rest, and has everything stored that it asks for."""

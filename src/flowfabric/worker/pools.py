@@ -142,7 +142,9 @@ class Pools:
         if parent is None or pool is None:
             return 0.0
         owners = pool.owners(burst)
-        if self._moves.is_beside_work(line):
+        # Any branch may be about to add an item to what these share.
+        beside = self._moves.is_beside_work(line) if owners else self._moves.at_work()
+        if beside:
             if pool.exchanged and not pool.is_claimed(burst):
                 return EXCHANGED_PATIENCE_S
             return PATIENCE_S if owners and not pool.exchanged else NUMBER_PATIENCE_S
@@ -168,7 +170,7 @@ class Pools:
     def _others_go_on(self, line: Line, pool: Pool) -> bool:
         """Whether a branch that is not in doubt may still ask for something, by itself."""
         in_doubt = {each.call.line for each in self._doubts_in(pool) if not each.is_over}
-        return self._turns.run_beside(line) or self._moves.is_beside_calls(line, in_doubt)
+        return self._turns.run_held() or self._moves.has_calls_beside(line, in_doubt)
 
     def _doubts_in(self, pool: Pool) -> Iterable[_Doubt]:
         return (each for each in self._doubts if each.call.line.pool is pool)

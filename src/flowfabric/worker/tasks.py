@@ -7,6 +7,7 @@ assumed to be unknown.
 """
 
 import asyncio
+import gc
 import inspect
 import weakref
 from asyncio import locks, queues, taskgroups, tasks
@@ -27,6 +28,7 @@ _QUIET: Final = ("flowfabric", "asyncio.futures", "_asyncio")
 """Where timers are from that end nothing but a sleep, or belong to the engine."""
 
 
+_GENERATOR_STEP: Final = "async_generator_asend"
 _OURS: Final = str(Path(__file__).parent.parent)
 _DEMO: Final = str(Path(_OURS, "demo"))
 _known: dict[CodeType, bool] = {}
@@ -128,10 +130,22 @@ def _awaited_in(running: object) -> "list[CoroutineType[object, object, object]]
     """The coroutines in which a task is, from the outermost to that which waits."""
     found: list[CoroutineType[object, object, object]] = []
     inner: object = running.get_coro() if isinstance(running, asyncio.Task) else None
-    while inspect.iscoroutine(inner):
-        found.append(inner)
-        inner = inner.cr_await
+    while inner is not None:
+        if inspect.iscoroutine(inner):
+            found.append(inner)
+            inner = inner.cr_await
+        else:
+            inner = _awaited_by_generator(inner)
     return found
+
+
+def _awaited_by_generator(step: object) -> object:
+    """What an async generator waits for that is asked for its next value; None if it is none."""
+    # There is no other way from the step to its generator.
+    for each in gc.get_referents(step) if type(step).__name__ == _GENERATOR_STEP else ():
+        if inspect.isasyncgen(each):
+            return each.ag_await
+    return None
 
 
 def _is_from(
