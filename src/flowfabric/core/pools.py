@@ -122,8 +122,11 @@ class Pool:
             for line, steps in left.items()
             if any(kept.after_key not in self._steps or kept.after_key in passed for kept in steps)
         ]
-        if not found and others_go_on():
-            return []
+        if not found:
+            # Where there is nothing to fall back on, nobody else has to ask first.
+            settled = [line for line, keys in going_on.items() if not keys]
+            if settled or others_go_on():
+                return settled
         found = found or [line for line, steps in left.items() if steps]
         if found:
             self.exchanged = True

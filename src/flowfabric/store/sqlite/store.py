@@ -400,5 +400,7 @@ class SqliteStore:
             connection = self._connect(self._check_opened)
             connection.execute("pragma query_only = on")
         except sqlite3.Error as error:
+            # It may have been deleted since the last look.
+            self._identity.check()
             raise translate_opening(error, self._path) from error
         return connection
