@@ -235,6 +235,20 @@ def test_an_error_in_the_program_shows_its_own_frames(folder: Path) -> None:
     assert "flowfabric/registry.py" not in ran.err
 
 
+async def test_a_program_that_runs_when_it_is_imported_is_told_so(
+    folder: Path, processes: list[Process]
+) -> None:
+    os.mkfifo(folder / "gate")
+    program = (folder / "shop.py").read_text()
+    (folder / "shop.py").write_text(f"open('gate').read()\n{program}")
+    worker = await start(processes, folder, "worker", "shop:app")
+    line = await worker.line("importing shop takes long")
+    assert f"{folder / 'shop.py'}:1" in line
+    (folder / "gate").write_text("")
+    await worker.line("starts")
+    assert await worker.end(signal.SIGTERM) == 0
+
+
 async def test_dev_takes_its_worker_along_when_it_is_ended_alone(
     folder: Path, processes: list[Process]
 ) -> None:

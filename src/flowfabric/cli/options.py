@@ -5,8 +5,11 @@ import getpass
 import importlib
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Awaitable, Callable
+import types
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path, PurePath
@@ -37,6 +40,7 @@ T = TypeVar("T")
 
 URL_VARIABLE: Final = "FLOWFABRIC_URL"
 APP_VARIABLE: Final = "FLOWFABRIC_APP"
+IMPORT_PATIENCE_S: Final = 5.0
 OURS: Final = str(Path(__file__).parent.parent) + os.sep
 IMPORTING: Final = ("<frozen importlib", os.path.dirname(importlib.__file__))
 NEEDED: Final = (
@@ -236,7 +240,8 @@ def find_app(reference: str) -> App:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        with _told_if_slow(module_name):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
             raise BrokenProgram(reference, error) from error
@@ -255,6 +260,38 @@ def find_app(reference: str) -> App:
     if not isinstance(found, App):
         raise click.UsageError(f"{reference} is a {type(found).__name__}, not a flowfabric App")
     return found
+
+
+@contextmanager
+def _told_if_slow(module_name: str) -> Iterator[None]:
+    """Say which line an import is at that takes long: a program may run when it is imported."""
+    importing = threading.get_ident()
+
+    def tell() -> None:
+        frame = sys._current_frames().get(importing)
+        places = list(traceback.walk_stack(frame))
+        # The outermost line that is still at work in the program itself.
+        own = [f"{at.f_code.co_filename}:{line}" for at, line in places if _is_top(at)]
+        where = f" (at {own[-1]})" if own else ""
+        click.secho(
+            f"importing {module_name} takes long{where}: what should run only with `python"
+            f' {module_name}.py` belongs under `if __name__ == "__main__":`',
+            fg="yellow",
+            err=True,
+        )
+
+    timer = threading.Timer(IMPORT_PATIENCE_S, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _is_top(frame: types.FrameType) -> bool:
+    """Whether a frame runs the body of a module, which is not part of Python's own import."""
+    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
 
 
 def _text(value: object) -> str | None:
