@@ -214,7 +214,10 @@ async def test_why_says_it_in_a_sentence(engine: Engine, url: str) -> None:
     execution_id = await create(engine, lane="mail")
     await engine.pause_lane("mail")
     ran = run("why", execution_id, url=url)
-    assert (ran.status, ran.out) == (0, "Its lane 'mail' is paused: resume the lane.\n")
+    assert (ran.status, ran.out) == (
+        0,
+        "Its lane 'mail' is paused: resume the lane (flowfabric lanes resume mail).\n",
+    )
     assert run("why", execution_id, "--json", url=url).document["cause"] == "lane_closed"
 
 

@@ -186,7 +186,8 @@ async def test_a_closed_lane_is_the_reason(engine: Engine, given: Given) -> None
         await getattr(engine, change)("default")
         explanation = await engine.explain_execution(execution_id)
         assert explanation.cause is Cause.LANE_CLOSED
-        assert explanation.sentence == f"Its lane 'default' is {state}: resume the lane."
+        resume = "resume the lane (flowfabric lanes resume default)"
+        assert explanation.sentence == f"Its lane 'default' is {state}: {resume}."
         assert explanation.detail == {"lane_id": "default", "state": state}
     await engine.drain_lane("default")
     assert (await why(engine, execution_id))[0] is Cause.QUEUED

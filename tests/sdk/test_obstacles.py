@@ -111,7 +111,7 @@ async def test_a_paused_lane_is_told_and_a_queue_is_not(app: App, told: Listener
     assert told.lines.empty()
     assert line == (
         f"still waiting for {uuid_of(paused.execution_id)}: Its lane 'mail' is paused: resume the"
-        " lane."
+        " lane (flowfabric lanes resume mail)."
     )
 
 

@@ -20,7 +20,8 @@ COLUMNS: Final = (
     whole("LANE"),
     fixed("STATE"),
     spare("SINCE"),
-    *(right(name.upper()) for name in COUNTED),
+    *(right(name.upper()) for name in COUNTED[:2]),
+    *(spare(name.upper()) for name in COUNTED[2:]),
 )
 
 

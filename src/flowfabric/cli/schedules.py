@@ -7,7 +7,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.screen import REMARK, flexible, right, whole
+from flowfabric.cli.screen import REMARK, flexible, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.policies import span
@@ -19,8 +19,8 @@ COLUMNS: Final = (
     whole("SCHEDULE"),
     flexible("WHEN"),
     right("NEXT"),
-    right("LAST"),
-    right("FIRED"),
+    spare("LAST"),
+    spare("FIRED"),
     flexible("KIND"),
     REMARK,
 )

@@ -386,7 +386,8 @@ def _blocking(execution: Execution) -> dict[str, str | int | None]:
 def _queued(execution: Execution, around: Surroundings) -> Reason:
     lane_state = LaneState.ACTIVE if around.lane is None else around.lane.state
     if lane_state in (LaneState.PAUSED, LaneState.DISABLED):
-        sentence = f"Its lane {execution.lane_id!r} is {lane_state}: resume the lane."
+        resume = f"flowfabric lanes resume {quote(execution.lane_id)}"
+        sentence = f"Its lane {execution.lane_id!r} is {lane_state}: resume the lane ({resume})."
         return Cause.LANE_CLOSED, sentence, {"lane_id": execution.lane_id, "state": lane_state}
     detail: dict[str, str | int | None] = {
         "lane_id": execution.lane_id,
