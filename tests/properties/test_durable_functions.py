@@ -13,7 +13,8 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Literal, TypeVar, Unpack
 
 import pytest
@@ -176,6 +177,17 @@ class StageApp(LocalApp):
         self.url = url
 
 
+@asynccontextmanager
+async def worker_in_trouble(app: LocalApp, engine: FaultyEngine) -> AsyncIterator[InlineWorker]:
+    submissions = Submissions(engine)
+    worker = InlineWorker(engine, app.tasks, submissions, app.resources, (), app.namespace, no_time)
+    try:
+        yield worker
+    finally:
+        await worker.close()
+        await submissions.close()
+
+
 class Stage:
     """A program, run to its end by workers in trouble."""
 
@@ -234,25 +246,12 @@ class Stage:
 
     async def play(self) -> object:
         submitted = await self._app.submit(self._main)
-        submissions = Submissions(self._engine)
-        worker = InlineWorker(
-            self._engine,
-            self._app.tasks,
-            submissions,
-            self._app.resources,
-            (),
-            self._app.namespace,
-            no_time,
-        )
-        try:
+        async with worker_in_trouble(self._app, self._engine) as worker:
             for _ in range(ROUNDS_MAX):
                 self._engine.round += 1
                 await run_due(self._app.engine)
                 if await worker.run_ready() == 0 and await self._nothing_is_left(submitted):
                     return await submitted.result(timeout=1)
-        finally:
-            await worker.close()
-            await submissions.close()
         raise AssertionError(f"it does not end: {await submitted.snapshot()}")
 
     async def _nothing_is_left(self, submitted: Run[object]) -> bool:

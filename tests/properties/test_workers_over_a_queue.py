@@ -26,17 +26,15 @@ from flowfabric import Context, Retry
 from flowfabric.app import MEMORY_URL
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.reconcilers import run_due
-from flowfabric.submission import Submissions
 from flowfabric.testing import LocalApp, SettableClock
 from flowfabric.worker import parking, reports
-from flowfabric.worker.inline import InlineWorker
 from tests.properties.asyncio_runner import run
 from tests.properties.test_durable_functions import (
     ENDED,
     Fault,
     FaultyEngine,
     StageApp,
-    no_time,
+    worker_in_trouble,
 )
 
 EXAMPLES = int(os.environ.get("FLOWFABRIC_EXAMPLES", "100"))
@@ -394,17 +392,7 @@ class Stage:
 
     async def play(self) -> object:
         submitted = await self._app.submit(self._main)
-        submissions = Submissions(self._engine)
-        worker = InlineWorker(
-            self._engine,
-            self._app.tasks,
-            submissions,
-            self._app.resources,
-            (),
-            self._app.namespace,
-            no_time,
-        )
-        try:
+        async with worker_in_trouble(self._app, self._engine) as worker:
             for _ in range(ROUNDS_MAX):
                 self._engine.round += 1
                 await run_due(self._app.engine)
@@ -415,9 +403,6 @@ class Stage:
                         return await submitted.result(timeout=1)
                     seen = await submitted.snapshot()
                     assert not seen.blocked, seen.blocking_detail
-        finally:
-            await worker.close()
-            await submissions.close()
         raise AssertionError(f"it does not end: {await submitted.snapshot()}")
 
     async def _revoke(self) -> None:
