@@ -5,7 +5,8 @@ wait for what other branches of their pool do outside of steps, which may take i
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, Self
 
 from flowfabric.core import journal
@@ -85,7 +86,7 @@ class Pools:
         self._lines_at = lines_at
         self._stored: dict[tuple[str, str], list[str]] = {}
         self._pools: dict[tuple[str, str], Pool] = {}
-        self._doubts: list[_Doubt] = []
+        self._doubts: dict[_Doubt, None] = {}
         moves.in_doubt = self._lines_in_doubt
 
     def take_in(self, lines: Collection[str]) -> None:
@@ -109,16 +110,21 @@ class Pools:
             if line.is_guessed():
                 await self._until_others_rest(line, call)
         if call.line.in_doubt(call) is not None:
-            with _Doubt(self._turns, call) as doubt:
-                self._doubts.append(doubt)
-                try:
-                    await self._until_placed(doubt)
-                finally:
-                    self._doubts.remove(doubt)
+            with self._doubting(call) as doubt:
+                await self._until_placed(doubt)
+
+    @contextmanager
+    def _doubting(self, call: DurableCall) -> Iterator[_Doubt]:
+        with _Doubt(self._turns, call) as doubt:
+            self._doubts[doubt] = None
+            try:
+                yield doubt
+            finally:
+                self._doubts.pop(doubt, None)
 
     async def _until_others_rest(self, line: Line, call: DurableCall) -> None:
         """Wait for branches that may have taken the item for which a line was started."""
-        with _Doubt(self._turns, call) as doubt:
+        with self._doubting(call) as doubt:
             while line.is_guessed():
                 await self._turns.doubt(line)
                 if not await doubt.look_again(PATIENCE_S):
@@ -157,7 +163,7 @@ class Pools:
         waiting = {each.call.line.known_as: each for each in self._doubts_in(pool)}
         found = (each.call.line.in_doubt(each.call) for each in waiting.values())
         bursts = [burst for burst in found if burst is not None]
-        lines = pool.settle(bursts, lambda: self._others_go_on(line, pool))
+        lines = pool.settle(bursts, lambda: self._others_go_on(line))
         for each in lines:
             call = waiting[each].call
             call.line.place(call)
@@ -167,9 +173,10 @@ class Pools:
         self._note(pool)
         return bool(lines)
 
-    def _others_go_on(self, line: Line, pool: Pool) -> bool:
+    def _others_go_on(self, line: Line) -> bool:
         """Whether a branch that is not in doubt may still ask for something, by itself."""
-        in_doubt = {each.call.line for each in self._doubts_in(pool) if not each.is_over}
+        # In whatever pool: those in doubt wait for others themselves.
+        in_doubt = {each.call.line for each in self._doubts if not each.is_over}
         return self._turns.run_held() or self._moves.has_calls_beside(line, in_doubt)
 
     def _doubts_in(self, pool: Pool) -> Iterable[_Doubt]:
