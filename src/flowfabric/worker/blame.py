@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from flowfabric.core.ids import AttemptId
 from flowfabric.core.records import FailedStep
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import MARK, text_of
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.leases import HeldLease
-from flowfabric.worker.lines import DurableCall
 
 CHAIN_MAX: Final = 100
 """How many exceptions of a chain are looked at."""

@@ -31,7 +31,7 @@ from flowfabric.core.records import StepKind
 from flowfabric.engine.ledger import BudgetOutcome, Reservation, Settlement, Usage
 from flowfabric.logs import open_log
 from flowfabric.parts import waits
-from flowfabric.worker.lines import DurableCall
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.services import BlockingVerbs, Services, Verbs, check_awaitable, on_loop
 
 log = open_log(__name__)

@@ -35,12 +35,12 @@ from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import Blaming
+from flowfabric.worker.branches import DurableCall, inside_step
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.digests import known_by
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.journal import RESULT_OF, Patch, failure_of, stored_outcome
 from flowfabric.worker.leases import clock_s
-from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.parking import fitting
 from flowfabric.worker.reports import emitting_step, frames_of, patch_of
 from flowfabric.worker.services import (

@@ -21,17 +21,13 @@ from msgspec import Struct
 
 from flowfabric.core import journal
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.pools import Pool
 from flowfabric.core.records import Step, StepKind
+from flowfabric.core.shared_items import Pool
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
-from flowfabric.worker.digests import BY_NAME, KnownBy
-from flowfabric.worker.failures import GIVEN_UP, encode_failure, raise_again
-from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.leases import clock_s
-from flowfabric.worker.lines import (
+from flowfabric.worker.branches import (
     DurableCall,
     Line,
     SeenFailure,
@@ -39,10 +35,14 @@ from flowfabric.worker.lines import (
     inside_step,
     root_line,
 )
+from flowfabric.worker.digests import BY_NAME, KnownBy
+from flowfabric.worker.failures import GIVEN_UP, encode_failure, raise_again
+from flowfabric.worker.functions import is_cancelled
+from flowfabric.worker.leases import clock_s
 from flowfabric.worker.moved_calls import Moves
 from flowfabric.worker.parking import Parking, Turns
-from flowfabric.worker.pools import Pools
 from flowfabric.worker.reports import come_further
+from flowfabric.worker.shared_items import Pools
 
 # Calls as they are stored, and stored steps as a run meets them -------------
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from flowfabric.core import journal
 from flowfabric.core.records import Step, StepKind
-from flowfabric.worker import lines
+from flowfabric.worker import branches
 from flowfabric.worker.tasks import OwnTasks, at_work, awaits_one_of, is_ours, picks
 
 _IDLE: Final = (StepKind.SLEEP, StepKind.NOW, StepKind.RANDOM, StepKind.UUID)
@@ -26,9 +26,9 @@ class Moves:
 
     def __init__(
         self,
-        root: lines.Line,
+        root: branches.Line,
         untaken: Set[str],
-        named: Mapping[str, lines.Line],
+        named: Mapping[str, branches.Line],
         entered: Collection[str],
     ) -> None:
         """The keys of stored steps that were not asked for; lines with names, and those in use."""
@@ -38,7 +38,7 @@ class Moves:
         self._entered = entered
         self._alike: dict[tuple[str, ...], list[Step]] = {}
         self._stored: dict[str, Step] = {}
-        self._tasks: set[lines.Line] = set()
+        self._tasks: set[branches.Line] = set()
         self._cut_off: set[str] = set()
         """Lines that were cancelled or have failed."""
         self._unknown: set[str] = set()
@@ -75,17 +75,17 @@ class Moves:
         return future.done() or future in self._running or is_ours(future.get_coro())
 
     def _runs_in(self, context: Context) -> bool:
-        line = context.get(lines.current_line)
+        line = context.get(branches.current_line)
         return line is not None and line.journal is self._root.journal
 
-    def unaccounted(self, line: lines.Line) -> Step | None:
+    def unaccounted(self, line: branches.Line) -> Step | None:
         """What the same code would have asked for by now, before anything new in a line."""
         left = self._left(line) if self.certain else ()
         # Who comes to the items that branches share, and when, is another matter in every run.
         others = self.shared.union(self.in_doubt()) if left else self.shared
         return min((step for step in left if step.line not in others), key=_place, default=None)
 
-    def _left(self, line: lines.Line) -> list[Step]:
+    def _left(self, line: branches.Line) -> list[Step]:
         """What is stored and was not asked for, as far as it concerns a line."""
         if not self._untaken:
             return []
@@ -113,7 +113,7 @@ class Moves:
         leaves, tasks = self._outside_calls()
         return any(at_work(leaf, tasks) for leaf in leaves)
 
-    def is_beside_work(self, line: lines.Line) -> bool:
+    def is_beside_work(self, line: branches.Line) -> bool:
         """Whether a branch like this one, or one it has started, works outside of durable calls."""
         leaves, tasks = self._outside_calls()
         return any(
@@ -122,12 +122,12 @@ class Moves:
             if each.work.is_outside_calls and line.is_beside(each)
         )
 
-    def has_calls_beside(self, line: lines.Line, in_doubt: Collection[lines.Line]) -> bool:
+    def has_calls_beside(self, line: branches.Line, in_doubt: Collection[branches.Line]) -> bool:
         """Whether calls of other lines go on by themselves, without those in doubt."""
         others = {self._root, *self._tasks}.difference(in_doubt, line.and_above())
         return any(each.work.is_acting for each in others)
 
-    def is_at_work(self, line: lines.Line) -> bool:
+    def is_at_work(self, line: branches.Line) -> bool:
         """Whether the task of a line does something else than to wait for calls or its branches."""
         work, tasks = line.work, {each.work.running for each in self._tasks}
         self._running = tasks
@@ -154,13 +154,13 @@ class Moves:
         if step.kind not in _IDLE:
             self._acting.add(journal.name_of(step.line))
 
-    def task_began(self, line: lines.Line) -> None:
+    def task_began(self, line: branches.Line) -> None:
         self._tasks.add(line)
 
-    def task_ended(self, line: lines.Line) -> None:
+    def task_ended(self, line: branches.Line) -> None:
         self._tasks.discard(line)
 
-    def cut_off(self, line: lines.Line) -> None:
+    def cut_off(self, line: branches.Line) -> None:
         """A line ends because it was cancelled, or has failed."""
         self.certain = False
         if line.id is None:
@@ -171,7 +171,7 @@ class Moves:
     def forgive(self, keys: Collection[str]) -> None:
         self._forgiven.update(keys)
 
-    def refusal(self, call: lines.DurableCall) -> str:
+    def refusal(self, call: branches.DurableCall) -> str:
         """Why a call that is not stored must not run; empty if it may."""
         asked = call.asked
         if asked.kind in _IDLE and not self.certain:
@@ -196,7 +196,7 @@ class Moves:
                     return journal.moved(asked, line)
         return ""
 
-    def left_to(self, line: lines.Line) -> Step | None:
+    def left_to(self, line: branches.Line) -> Step | None:
         """What is stored elsewhere and nobody has asked for, nor will, while a line is alone."""
         left = [
             step for step in self._left(line) if step.line != line.known_as and not _is_beside(step)
@@ -208,11 +208,11 @@ class Moves:
                     return step
         return None
 
-    def _going(self, line: lines.Line) -> journal.Going:
+    def _going(self, line: branches.Line) -> journal.Going:
         waiting = list(line.and_above())
         for each in waiting:
             each.identify()
-        others = self._tasks.difference(waiting) if self._may_call() else set[lines.Line]()
+        others = self._tasks.difference(waiting) if self._may_call() else set[branches.Line]()
         known = [each for each in others if each.id is not None]
         named = {each for each in self._entered if self._named[each] not in waiting}
         # A line with a name is known by that alone, wherever it is started.
@@ -235,7 +235,7 @@ def _place(step: Step) -> tuple[float, str]:
     return math.inf if step.position is None else step.position, step.step_key
 
 
-def _may_be_renamed(call: lines.DurableCall, alike: Collection[Step]) -> bool:
+def _may_be_renamed(call: branches.DurableCall, alike: Collection[Step]) -> bool:
     """Whether what is like a call and stored under another name was moved here from there.
 
     Branches with names may come in any order, and all of them may sleep for as long. But the effect

@@ -19,8 +19,8 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.errors import CodecFailed, CodeMismatch, InvalidInput, Unsuccessful
 from flowfabric.json_values import UNREADABLE
+from flowfabric.worker.branches import Line, current_line
 from flowfabric.worker.failures import text_of
-from flowfabric.worker.lines import Line, current_line
 
 # When a handler has come to rest: it has reacted to all it was given, and waits for more
 #

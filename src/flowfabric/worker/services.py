@@ -33,11 +33,11 @@ from flowfabric.parts import Twin
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
+from flowfabric.worker.branches import DurableCall, inside_step
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Raised
 from flowfabric.worker.journal import Journal
 from flowfabric.worker.leases import HeldLease, Inside, check_outside
-from flowfabric.worker.lines import DurableCall, inside_step
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.reports import Emitter, Reports
 from flowfabric.worker.resources import Resources

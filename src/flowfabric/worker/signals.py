@@ -37,9 +37,9 @@ from flowfabric.json_values import read_as
 from flowfabric.parts import waits
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.blame import Blaming
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.digests import known_by
 from flowfabric.worker.leases import clock_s
-from flowfabric.worker.lines import DurableCall
 from flowfabric.worker.parking import Pause, fitting, unfitting
 from flowfabric.worker.services import (
     BlockingVerbs,

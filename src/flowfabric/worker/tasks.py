@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, CoroutineType
 from typing import Final, Protocol, TypeVar
 
-from flowfabric.worker.lines import Line, current_line, inside_step
+from flowfabric.worker.branches import Line, current_line, inside_step
 
 T = TypeVar("T")
 

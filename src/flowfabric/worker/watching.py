@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from flowfabric.core.journal import Asked, Shelf
-from flowfabric.core.pools import Pool
 from flowfabric.core.records import Step
+from flowfabric.core.shared_items import Pool
 
 if TYPE_CHECKING:
-    from flowfabric.worker.lines import DurableCall, Line, SeenFailure
+    from flowfabric.worker.branches import DurableCall, Line, SeenFailure
 
 
 class Watched(Protocol):

@@ -1,7 +1,7 @@
 """Calls of branches that may share their items: what they stand for once others have come to rest.
 
-Which calls are in doubt, and what they stand for, the core decides: see `core.pools`. Here they
-wait for what other branches of their pool do outside of steps, which may take its time.
+Which calls are in doubt, and what they stand for, the core decides: see `core.shared_items`. Here
+they wait for what other branches of their pool do outside of steps, which may take its time.
 """
 
 import asyncio
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Final, Self
 
 from flowfabric.core import journal
-from flowfabric.core.pools import Burst, Pool
+from flowfabric.core.shared_items import Burst, Pool
+from flowfabric.worker.branches import DurableCall, Line
 from flowfabric.worker.leases import clock_s
-from flowfabric.worker.lines import DurableCall, Line
 from flowfabric.worker.moved_calls import Moves
 from flowfabric.worker.parking import Turns, end_turn
 

@@ -1,7 +1,7 @@
 """Calls of branches that may share their items: which are in doubt, and what they stand for."""
 
 from flowfabric.core.journal import Asked, Kept, Shelf
-from flowfabric.core.pools import Burst, Pool
+from flowfabric.core.shared_items import Burst, Pool
 
 
 def asked(name: str, digest: str, number: int = 1, *, kind: str = "call") -> Asked:

@@ -37,8 +37,8 @@ from flowfabric.core.journal import (
     named_line,
     siblings_key,
 )
-from flowfabric.core.pools import VALUES, Burst, Pool, may_be_of_another
 from flowfabric.core.records import Step, StepKind
+from flowfabric.core.shared_items import VALUES, Burst, Pool, may_be_of_another
 from flowfabric.worker.activity import TaskActivity
 from flowfabric.worker.digests import KnownBy, known_by
 from flowfabric.worker.watching import Watched
