@@ -257,9 +257,10 @@ async def test_submit_reads_standard_input(engine: Engine, url: str) -> None:
     assert context.input_payload == b"[1, 2]"
 
 
-def test_submit_gives_up_waiting(url: str) -> None:
+@pytest.mark.parametrize("wait", ["50ms", "1"])
+def test_submit_gives_up_waiting(url: str, wait: str) -> None:
     assert run("migrate", url=url).status == 0
-    ran = run("submit", "nobody-does-this", "--wait", "50ms", url=url)
+    ran = run("submit", "nobody-does-this", "--wait", wait, url=url)
     assert ran.status == 5
     assert "No worker has asked lately" in ran.err
 

@@ -16,7 +16,7 @@ from flowfabric.cli.screen import fixed, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import EnforcementMode, OnHardLimit, OnSoftLimit
-from flowfabric.core.policies import duration_ms, span
+from flowfabric.core.policies import span
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
@@ -73,7 +73,7 @@ class ResetInterval(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        return 0 if value in ("0", "never") else duration_ms("reset-every", str(value))
+        return 0 if value in ("0", "never") else options.duration_of("reset-every", str(value))
 
 
 def terms_options(command: Callable[Concatenate[BudgetUpdate, P], T]) -> Callable[P, T]:

@@ -13,7 +13,7 @@ from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.flow_endings import CancelWait, NoWait, WaitTimeout
 from flowfabric.core.flow_records import CancellationPolicy, FlowState
 from flowfabric.core.ids import parse_own_id
-from flowfabric.core.policies import duration_ms, span
+from flowfabric.core.policies import span
 from flowfabric.core.results import CancellationScheduled, PartiallyCancelled
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import FlowListItem, FlowStatus
@@ -181,7 +181,7 @@ async def cancel_flow(
     engine: Engine, target: options.Target, flow_id: str, policy: str, reason: str, wait: str | None
 ) -> int:
     """Close a flow and cancel its members."""
-    mode: CancelWait = NoWait() if wait is None else WaitTimeout(duration_ms("wait", wait))
+    mode: CancelWait = NoWait() if wait is None else WaitTimeout(options.duration_of("wait", wait))
     found = await resolve_flow_id(engine, target, flow_id)
     answer = await engine.cancel_flow(found, reason=reason, cancellation_policy=policy, wait=mode)
     refused = answer.failed_member_execution_ids if isinstance(answer, PartiallyCancelled) else ()

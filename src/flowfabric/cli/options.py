@@ -294,6 +294,11 @@ def _is_top(frame: types.FrameType) -> bool:
     return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") != "__main__"
 
 
+def duration_of(option: str, text: str) -> int:
+    """Milliseconds; on the command line, a number alone means seconds."""
+    return duration_ms(option, int(text) if text.isdecimal() else text)
+
+
 def _text(value: object) -> str | None:
     """An empty URL or app counts as missing, like an unset variable in a script."""
     return str(value) if value else None

@@ -15,7 +15,6 @@ from flowfabric.cli import options, screen
 from flowfabric.cli.running import configure, log_level_option
 from flowfabric.cli.screen import fixed, flexible
 from flowfabric.core.bounds import PAGE_MAX
-from flowfabric.core.policies import duration_ms
 from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
@@ -232,7 +231,7 @@ async def create(
         name,
         scopes=scopes,
         namespace=target.namespace,
-        expires_in_ms=None if expires is None else duration_ms("--expires", expires),
+        expires_in_ms=None if expires is None else options.duration_of("--expires", expires),
     )
     if target.json:
         screen.emit({"token": created.token, **_shown(created.stored)})

@@ -17,7 +17,6 @@ from flowfabric.core.bounds import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.checks import JSON, split_kind
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId, uuid_of
-from flowfabric.core.policies import duration_ms
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine
@@ -74,7 +73,7 @@ async def submit(
     data = _read_payload(payload, file)
     if data and encoding == JSON:
         _check_json(data)
-    wait_ms = None if wait is None else duration_ms("--wait", wait)
+    wait_ms = None if wait is None else options.duration_of("--wait", wait)
     chosen = Options(
         priority=priority,
         lane=lane,
