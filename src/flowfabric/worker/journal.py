@@ -284,7 +284,7 @@ class Journal:
     async def _may_run(self, call: DurableCall) -> None:
         """Wait until a call that is not stored may run."""
         # What is stored comes first: it may end whatever made the call.
-        await self._turns.run_new(call.line, at_rest=self._waits_for_rest(call))
+        await self._turns.run_new(at_rest=self._waits_for_rest(call))
         refusal = call.refusal
         if not refusal and self._untaken:
             refusal = await self._refusal(call)
@@ -348,7 +348,7 @@ class Journal:
                 if self._turns.alone or clock_s() > until_s:
                     break
                 await asyncio.sleep(LOOK_AGAIN_S)
-                await self._turns.run_new(call.line)
+                await self._turns.run_new()
             return refusal
         finally:
             self._suspected -= 1

@@ -316,8 +316,8 @@ class Turns:
         self._settled = True
         """The handler has come to rest since it was given something."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._held: dict[asyncio.Future[None], Line] = {}
-        self._doubtful: dict[asyncio.Future[None], Line] = {}
+        self._held: list[asyncio.Future[None]] = []
+        self._doubtful: list[asyncio.Future[None]] = []
         self.doubts = 0
         """Calls of which it is not certain what they stand for. Nothing new runs meanwhile."""
         self._patience: asyncio.TimerHandle | None = None
@@ -354,28 +354,28 @@ class Turns:
         if self._waiting:
             self._rest.watch()
 
-    async def run_new(self, line: Line, *, at_rest: bool = False) -> None:
+    async def run_new(self, *, at_rest: bool = False) -> None:
         """Wait until a new call may run; with `at_rest`, also until other branches are idle."""
         parking = self._parking
         if self._closed or parking is None:
             return
         if not at_rest and (self.alone or not self.order.replaying):
             return
-        await self._at_next_rest(line, self._held)
+        await self._at_next_rest(self._held)
 
-    async def _at_next_rest(self, line: Line, turns: "dict[asyncio.Future[None], Line]") -> None:
+    async def _at_next_rest(self, turns: "list[asyncio.Future[None]]") -> None:
         parking = self._parking
         if parking is None:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turns[turn] = line
+        turns.append(turn)
         self._rest.watch()
         # Not busy meanwhile: nothing new runs if the code turns out not to fit.
         parking.end()
         try:
             await turn
         finally:
-            del turns[turn]
+            turns.remove(turn)
             parking.begin()
             self._rest.watch()
 
@@ -404,9 +404,9 @@ class Turns:
             end_turn(turn)
         return bool(self._held)
 
-    async def doubt(self, line: Line) -> None:
+    async def doubt(self) -> None:
         """Wait until the handler is at rest, and has everything stored that it asks for."""
-        await self._at_next_rest(line, self._doubtful)
+        await self._at_next_rest(self._doubtful)
 
     def _at_rest(self) -> bool:
         self._settled = True

@@ -126,14 +126,14 @@ class Pools:
         """Wait for branches that may have taken the item for which a line was started."""
         with self._doubting(call) as doubt:
             while line.is_guessed():
-                await self._turns.doubt(line)
+                await self._turns.doubt()
                 if not await doubt.look_again(PATIENCE_S):
                     return
 
     async def _until_placed(self, doubt: _Doubt) -> None:
         line = doubt.call.line
         while True:
-            await self._turns.doubt(line)
+            await self._turns.doubt()
             burst = line.in_doubt(doubt.call)
             if burst is None:
                 return
