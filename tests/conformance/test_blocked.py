@@ -3,12 +3,12 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.changed_code import LOOK_AGAIN_MS, LOOK_AGAIN_MS_MAX
 from flowfabric.core.diagnosis import Cause, Explanation
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.results import Changed, Claimed, Delayed, Marked
 from flowfabric.core.states import AttemptState, BlockingReason, EligibilityState, PublicState
-from flowfabric.core.steps import LOOK_AGAIN_MS, LOOK_AGAIN_MS_MAX
 from flowfabric.engine.unit import Swept
 from flowfabric.errors import ExecutionNotActive, ExecutionNotEligible, NotFound
 from flowfabric.testing import SettableClock

@@ -12,11 +12,9 @@ from flowfabric.core.executions import (
     decide_cancel,
     decide_complete,
     decide_deadline,
-    decide_delay,
     decide_fail,
     decide_promote,
     decide_replay,
-    decide_wait_children,
 )
 from flowfabric.core.ids import AttemptId, LeaseId, PartitionConfig, WorkerId, WorkerInstanceId
 from flowfabric.core.leases import (
@@ -27,6 +25,7 @@ from flowfabric.core.leases import (
     decide_revoke,
     grant_lease,
 )
+from flowfabric.core.parking import decide_delay, decide_wait_children
 from flowfabric.core.records import (
     Attempt,
     Execution,

@@ -8,13 +8,11 @@ from flowfabric.core.executions import (
     decide_attempt_timeout,
     decide_complete,
     decide_deadline,
-    decide_delay,
     decide_fail,
     decide_progress,
     decide_promote,
-    decide_wait_children,
-    time_left,
 )
+from flowfabric.core.parking import decide_delay, decide_wait_children, time_left
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import AlreadySatisfied, Marked, RetryScheduled, TerminalFailed
 from flowfabric.core.states import FailureClass, PublicState

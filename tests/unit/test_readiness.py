@@ -5,14 +5,13 @@ from msgspec import structs
 
 from flowfabric.core.executions import (
     Failure,
-    decide_delay,
     decide_fail,
     decide_hand_back,
     decide_promote,
     decide_replay,
-    decide_wait_children,
 )
 from flowfabric.core.leases import decide_expire_lease, decide_revoke
+from flowfabric.core.parking import decide_delay, decide_wait_children
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by, is_ready
 from flowfabric.core.states import BlockingReason, EligibilityState, PublicState
 from flowfabric.core.transitions import Subject, change, with_derived

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec import structs
 
+from flowfabric.core.changed_code import decide_accept, decide_block
 from flowfabric.core.executions import (
     CancelRequest,
     Failure,
@@ -13,12 +14,10 @@ from flowfabric.core.executions import (
     decide_change_priority,
     decide_complete,
     decide_deadline,
-    decide_delay,
     decide_fail,
     decide_hand_back,
     decide_promote,
     decide_replay,
-    decide_wait_children,
 )
 from flowfabric.core.flow_endings import block, release
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
@@ -31,6 +30,7 @@ from flowfabric.core.leases import (
     decide_revoke,
     grant_lease,
 )
+from flowfabric.core.parking import decide_await, decide_delay, decide_wait_children, decide_wake
 from flowfabric.core.policies import RetryPolicy
 from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior
 from flowfabric.core.resumption import decide_expire_suspension, decide_resume
@@ -47,7 +47,6 @@ from flowfabric.core.situations import (
     situation_of,
 )
 from flowfabric.core.states import BlockingReason, EligibilityState, FailureClass
-from flowfabric.core.steps import decide_accept, decide_await, decide_block, decide_wake
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
 from flowfabric.core.transitions import Changes, Refusal, Subject, Timing, change
 from flowfabric.errors import FlowFabricError

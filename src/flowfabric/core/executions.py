@@ -9,7 +9,7 @@ fence, and gets the same answer with nothing written.
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.core import policies, results, transitions
@@ -27,9 +27,6 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-
-WORKER_DELAY = "worker_delay"
-WAITING_CHILDREN = "waiting_children"
 
 
 class Failure(Struct, frozen=True, kw_only=True):
@@ -193,108 +190,6 @@ def schedule_retry(
         ),
         changes=transitions.Changes(updates=(after, *attempts), events=(event,)),
     )
-
-
-# Parking: the same attempt continues later -------------------------------------
-
-
-def decide_delay(
-    subject: transitions.Subject,
-    fence: Fence | None,
-    delay_until_ms: int,
-    timing: transitions.Timing,
-) -> transitions.Decision[results.Delayed]:
-    """Put the attempt aside until a time. A time in the past is due at once."""
-    execution = subject.execution
-    answer = results.Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
-    if already_parked(subject, fence, WORKER_DELAY):
-        return transitions.Decision(answer=answer)
-    check_fence(subject, fence, timing.now_ms)
-    changes = park(
-        subject,
-        WORKER_DELAY,
-        timing.now_ms,
-        into(Situation.PARKED, f"delayed until {delay_until_ms}"),
-        delay_until_ms=delay_until_ms,
-    )
-    return transitions.Decision(answer=answer, changes=changes)
-
-
-def decide_wait_children(
-    subject: transitions.Subject, fence: Fence | None, timing: transitions.Timing
-) -> transitions.Decision[results.Moved]:
-    """Put the attempt aside until the executions it depends on have ended.
-
-    If they have, or if it depends on none, it is ready again at once.
-    """
-    execution = subject.execution
-    if already_parked(subject, fence, WAITING_CHILDREN):
-        state = execution.public_state
-        return transitions.Decision(
-            answer=results.Moved(execution_id=execution.execution_id, public_state=state)
-        )
-    check_fence(subject, fence, timing.now_ms)
-    changes = park(subject, WAITING_CHILDREN, timing.now_ms, into(Situation.RESUMABLE))
-    parked = changes.updates[0]
-    assert isinstance(parked, Execution)
-    answer = results.Moved(execution_id=execution.execution_id, public_state=parked.public_state)
-    return transitions.Decision(answer=answer, changes=changes)
-
-
-def already_parked(subject: transitions.Subject, fence: Fence | None, marker: str) -> bool:
-    """Whether this holder has parked it this way already, and it was not claimed since."""
-    return (
-        subject.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        and subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
-        and repeats(subject.execution, fence)
-        and subject.attempt is not None
-        and subject.attempt.suspension_id == marker
-    )
-
-
-def park(
-    subject: transitions.Subject,
-    marker: str,
-    now_ms: int,
-    aside: Mapping[str, str],
-    *,
-    reason: str = "",
-    blocked_on: str | None = None,
-    blocked_count: int = 0,
-    **fields: transitions.Field,
-) -> transitions.Changes:
-    """Release the lease but keep the attempt open; `marker` says what it waits for.
-
-    `aside` is the situation it is put into.
-
-    The lease event gives `reason`, or the marker. An attempt that parks for anything but
-    changed code has passed the place where it was blocked.
-    """
-    before = subject.execution
-    assert subject.attempt is not None, "an active execution has an attempt"
-    parked: dict[str, transitions.Field] = {
-        **transitions.NO_LEASE,
-        **aside,
-        "attempt_time_left_ms": time_left(before, now_ms),
-    }
-    after = transitions.change(before, now_ms, **(parked | fields))
-    attempt = structs.replace(
-        subject.attempt,
-        attempt_state=AttemptLifecycle.SUSPENDED,
-        suspended_at_ms=now_ms,
-        suspension_id=marker,
-        blocked_on=blocked_on,
-        blocked_count=blocked_count,
-    )
-    event = lease_event(before, LeaseEventType.REVOKED, now_ms, reason or marker)
-    return transitions.Changes(updates=(after, attempt), events=(event,))
-
-
-def time_left(execution: Execution, now_ms: int) -> int | None:
-    """What remains of the attempt's timeout: parked time does not count against it."""
-    if execution.attempt_deadline_ms is None:
-        return None
-    return max(1, execution.attempt_deadline_ms - now_ms)
 
 
 # Reporting --------------------------------------------------------------------

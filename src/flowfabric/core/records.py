@@ -206,7 +206,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     """What parks the attempt: a suspension's id, `worker_delay`, `waiting_children` or
     `blocked_by_code`."""
     blocked_on: str | None = None
-    """The step at which changed code stopped it; see `core.steps`."""
+    """The step at which changed code stopped it; see `core.changed_code`."""
     blocked_count: int = 0
     """How often in a row changed code has stopped it."""
     lease_id: LeaseId | None = None

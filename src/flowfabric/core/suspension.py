@@ -16,9 +16,10 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, checks, conditions, records
-from flowfabric.core.executions import park, repeats
+from flowfabric.core.executions import repeats
 from flowfabric.core.ids import SignalId, SuspensionId, WaitpointId, parse_uuid
 from flowfabric.core.leases import Fence, check_fence
+from flowfabric.core.parking import park
 from flowfabric.core.policies import DURATION_MAX_MS, parse_policy
 from flowfabric.core.resumption import NORMAL, RESUMED, ResumePolicy, check_resume_policy
 from flowfabric.core.situations import Situation, into

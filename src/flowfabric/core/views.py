@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.core import flow_joins
+from flowfabric.core.changed_code import is_blocked
 from flowfabric.core.flow_endings import holds_back
 from flowfabric.core.flow_records import (
     CancellationPolicy,
@@ -47,7 +48,6 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.steps import is_blocked
 from flowfabric.errors import Corruption, InvalidInput
 
 

@@ -34,10 +34,10 @@ from flowfabric.core.ids import (
     parse_execution_id,
     uuid_of,
 )
+from flowfabric.core.parking import new_waiter
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
-from flowfabric.core.steps import new_waiter
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, unit
 from flowfabric.store.base import Key, Parameter, Transaction, UniqueViolation, drive

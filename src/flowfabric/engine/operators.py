@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core import bounds, checks, executions, leases, results, steps
+from flowfabric.core import bounds, changed_code, checks, executions, leases, results, steps
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.core.ids import (
     ExecutionId,
@@ -204,7 +204,7 @@ class Operators(Leases):
                 blocked_before_ms=before_ms,
                 limit=limit,
             )
-            asks = [Ask(execution_id, steps.decide_release) for execution_id in found]
+            asks = [Ask(execution_id, changed_code.decide_release) for execution_id in found]
             outcomes = await self.shell.decide_in(tx, asks)
             acted = sum(isinstance(outcome, results.Marked) for outcome in outcomes)
             return Swept(acted=acted, full=len(found) == limit)
@@ -223,7 +223,7 @@ class Operators(Leases):
             return subject, await _find_accepted(tx, subject)
 
         return await self.shell.decide_loaded(
-            lock, lambda found, timing: steps.decide_accept(*found, timing)
+            lock, lambda found, timing: changed_code.decide_accept(*found, timing)
         )
 
     # Time

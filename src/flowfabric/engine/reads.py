@@ -7,11 +7,11 @@ from typing import Self, TypeVar
 from msgspec import Struct, structs
 
 from flowfabric.core import bounds, checks, ids, records, views, workers
+from flowfabric.core.changed_code import blocked_by_code
 from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
-from flowfabric.core.steps import blocked_by_code
 from flowfabric.engine import gates, paging, unit
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.workers import present_workers

@@ -10,19 +10,11 @@ from flowfabric.core.executions import decide_hand_back
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
+from flowfabric.core.parking import check_awaitable, decide_await, decide_wake, new_waiter
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import Execution, Step, StepKind, Waiter
 from flowfabric.core.results import HandedBack, Moved
-from flowfabric.core.steps import (
-    NewStep,
-    StepStored,
-    check_awaitable,
-    decide_await,
-    decide_record,
-    decide_wake,
-    in_order,
-    new_waiter,
-)
+from flowfabric.core.steps import NewStep, StepStored, decide_record, in_order
 from flowfabric.core.transitions import Changes, Timing, change, combine
 from flowfabric.engine import unit
 from flowfabric.engine.unit import Swept

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import checks, executions, results
+from flowfabric.core import checks, executions, parking, results
 from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
+from flowfabric.core.changed_code import DEPLOY, decide_block
 from flowfabric.core.handles import Handle
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.leases import Fence, check_fence_given
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import FailedStep
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.steps import DEPLOY, decide_block
 from flowfabric.engine import unit
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.operators import Operators
@@ -309,7 +309,7 @@ class Work(Creation, Operators, Steps):
         checks.check_time("delay_until_ms", delay_until_ms)
         return await self.shell.decide_held(
             opened,
-            lambda subject, fence, timing: executions.decide_delay(
+            lambda subject, fence, timing: parking.decide_delay(
                 subject, fence, delay_until_ms, timing
             ),
         )
@@ -320,7 +320,7 @@ class Work(Creation, Operators, Steps):
         One that depends on none, as outside a flow, is ready again at once.
         """
         opened = self.shell.open_handle(handle)
-        return await self.shell.decide_held(opened, executions.decide_wait_children)
+        return await self.shell.decide_held(opened, parking.decide_wait_children)
 
     async def progress(
         self, handle: Handle | bytes, *, percent: int | None = None, message: str | None = None
@@ -361,7 +361,7 @@ class Work(Creation, Operators, Steps):
         checks.check_time("delay_until_ms", delay_until_ms)
         return await self.shell.decide_fenced(
             execution_id,
-            lambda subject, given, timing: executions.decide_delay(
+            lambda subject, given, timing: parking.decide_delay(
                 subject, given, delay_until_ms, timing
             ),
             fence=fence,
@@ -380,7 +380,7 @@ class Work(Creation, Operators, Steps):
         """`wait_children` by id and fence, or by an operator without one."""
         return await self.shell.decide_fenced(
             execution_id,
-            executions.decide_wait_children,
+            parking.decide_wait_children,
             fence=fence,
             attempt_index=attempt_index,
             source=source,
@@ -406,7 +406,7 @@ class Work(Creation, Operators, Steps):
             ),
         )
 
-    # Executions that the code of their task no longer fits; see `core.steps`
+    # Executions that the code of their task no longer fits; see `core.changed_code`
 
     async def block_on_code(
         self,

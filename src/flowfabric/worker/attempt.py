@@ -21,12 +21,12 @@ import msgspec
 
 from flowfabric import errors
 from flowfabric.core.bounds import TEXT_BYTES_MAX
+from flowfabric.core.changed_code import DEPLOY
 from flowfabric.core.checks import ENCODED, JSON, shorten
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, span
 from flowfabric.core.records import FailedStep, TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied, Completed
 from flowfabric.core.states import FailureClass
-from flowfabric.core.steps import DEPLOY
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.waitpoints import PastRuns, claimed_progress
