@@ -21,9 +21,9 @@ from msgspec import structs
 
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.core.ids import ExecutionId
-from flowfabric.engine import unit
+from flowfabric.engine import topics
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, statements_within
 
@@ -31,7 +31,7 @@ log = open_log(__name__)
 
 ROUNDS_MAX = 1_000
 """Full batches one reconciler handles before the others get their turn."""
-LONGEST_SLEEP_S = unit.DUE_HINT_WITHIN_MS / 1_000
+LONGEST_SLEEP_S = topics.DUE_HINT_WITHIN_MS / 1_000
 AFTER_ERROR_S = 1.0
 SWEEPS_MAX = 10
 """How often one round sweeps again what became due during it."""
@@ -89,8 +89,8 @@ SLOW: Final = tuple(name for name in SWEEPS if name.endswith("retention"))
 """Those that delete old rows. They may take long, since nothing waits for them."""
 
 URGENT: Mapping[str, str] = {
-    unit.DISPATCH_TOPIC: "dispatch",
-    unit.MEMBER_CANCEL_TOPIC: "member_cancel",
+    topics.DISPATCH_TOPIC: "dispatch",
+    topics.MEMBER_CANCEL_TOPIC: "member_cancel",
 }
 """Those that also run at once, by the topic of the hint that says so."""
 
@@ -173,7 +173,7 @@ class Supervisor:
         assert not self._tasks, "a supervisor starts once"
         self._tasks = [
             asyncio.create_task(
-                self._repeat(unit.DUE_TOPIC, self._round), name="flowfabric-reconcilers"
+                self._repeat(topics.DUE_TOPIC, self._round), name="flowfabric-reconcilers"
             ),
             *(
                 asyncio.create_task(

@@ -28,9 +28,10 @@ from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import PartitionConfig
 from flowfabric.core.policies import encode_policy, parse_policy
 from flowfabric.core.results import CreateResult
-from flowfabric.engine import unit
+from flowfabric.engine import shell, topics
 from flowfabric.engine.engine import Engine, Following
 from flowfabric.engine.events import LOOK_AGAIN_MAX_S, LOOK_AGAIN_S, ToldPage
+from flowfabric.engine.shell import Shell
 from flowfabric.engine.values import Values
 from flowfabric.errors import (
     AccessDenied,
@@ -75,10 +76,10 @@ KEPT_CONNECTIONS: Final = 20
 HINTS_SILENT_S: Final = 40.0
 """A stream of hints that is silent for this long, without even a ping, is broken."""
 EVENT_TOPICS: Final = (
-    unit.EVENT_TOPIC,
-    unit.COMPLETION_TOPIC,
-    unit.LOST_TOPIC,
-    unit.ATTEMPT_TOPIC,
+    topics.EVENT_TOPIC,
+    topics.COMPLETION_TOPIC,
+    topics.LOST_TOPIC,
+    topics.ATTEMPT_TOPIC,
 )
 BY_ITSELF: Final = frozenset({"to_store", "from_store"})
 """Operations that need the server only if payloads go through a codec there."""
@@ -468,7 +469,7 @@ for _name in vars(Engine):
 class RemoteFollowing(Following):
     """Subscriptions whose pages come from the server."""
 
-    def __init__(self, shell: unit.Shell, engine: Forwarding) -> None:
+    def __init__(self, shell: Shell, engine: Forwarding) -> None:
         super().__init__(shell)
         self._engine = engine
 
@@ -508,7 +509,7 @@ class RemoteEngine(Forwarding):
         engine = cls(
             RemoteStore(connection, deployment.backend),
             EngineConfig(payload_bytes_max=deployment.payload_bytes_max),
-            unit.Deployment(
+            shell.Deployment(
                 partitions=PartitionConfig(
                     num_flow=deployment.num_flow_partitions,
                     num_budget=deployment.num_budget_partitions,

@@ -24,7 +24,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, NEVER, level_of, statements_within
 from flowfabric.signals import SignalToken, check_namespace, engine_on, send

@@ -7,7 +7,7 @@ from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.core.policies import ExecutionPolicy, RoutingRequirements
-from flowfabric.engine.unit import new_uuid
+from flowfabric.engine.shell import new_uuid
 from flowfabric.testing import SettableClock
 from tests.cli.command import run
 

@@ -9,7 +9,7 @@ from flowfabric.core.diagnosis import Complaint
 from flowfabric.core.ids import parse_execution_id
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Key, Transaction
 
 

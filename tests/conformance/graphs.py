@@ -16,7 +16,7 @@ from flowfabric.core.results import Claimed, Created
 from flowfabric.core.states import FailureClass
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import EdgeGroupSnapshot, FlowSnapshot
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Reader, Transaction
 
 LEASE_MS = 600_000

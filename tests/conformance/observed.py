@@ -12,7 +12,7 @@ from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Attempt, Execution, Lane, StoredGrant
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Key, Reader
 

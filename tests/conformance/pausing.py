@@ -13,8 +13,8 @@ from flowfabric.core.records import SignalEffect, Suspension, Waitpoint
 from flowfabric.core.results import Claimed
 from flowfabric.core.signals import SignalAccepted, SignalDuplicate, SignalOptions, SignalResult
 from flowfabric.core.waitpoints import PendingWaitpoint, SuspensionDetails, WaitpointToken
+from flowfabric.engine.shell import execution_key
 from flowfabric.engine.suspensions import Suspended, SuspendOptions
-from flowfabric.engine.unit import execution_key
 from flowfabric.store.base import Reader
 from tests.conformance.given import Given
 

@@ -13,7 +13,7 @@ from flowfabric.core.flow_records import CompletionDispatch, FlowRecord
 from flowfabric.core.ids import FIRST_UUID, parse_execution_id
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import BlockingReason, EligibilityState, LifecyclePhase
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of, delete, spoil
 from tests.conformance.given import EVERY_STATE, WORKER, Given

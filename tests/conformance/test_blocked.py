@@ -9,7 +9,7 @@ from flowfabric.core.ids import uuid_of
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.results import Changed, Claimed, Delayed, Marked
 from flowfabric.core.states import AttemptState, BlockingReason, EligibilityState, PublicState
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import ExecutionNotActive, ExecutionNotEligible, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import attempt_set_aside, lease_event, set_aside

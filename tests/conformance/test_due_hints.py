@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from flowfabric import Engine, reconcilers
-from flowfabric.engine.unit import DUE_HINT_WITHIN_MS, DUE_TOPIC, ready_topic
+from flowfabric.engine.topics import DUE_HINT_WITHIN_MS, DUE_TOPIC, ready_topic
 from tests.conformance.given import WORKER, Given
 
 PATIENCE_S = 10.0

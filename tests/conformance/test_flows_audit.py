@@ -12,7 +12,7 @@ from flowfabric.core.flow_records import CompletionDispatch, EdgeGroup, FlowStat
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes, change
-from flowfabric.engine.unit import Swept, execution_key
+from flowfabric.engine.shell import Swept, execution_key
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.reconcilers import run_due
 from flowfabric.store.base import Transaction

@@ -13,7 +13,7 @@ from flowfabric.core.results import (
     PartiallyCancelled,
 )
 from flowfabric.core.states import AttemptLifecycle
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import (
     ExecutionNotEligible,
     FlowAlreadyTerminal,

@@ -8,7 +8,7 @@ from flowfabric.core.flow_records import PendingCancel
 from flowfabric.core.results import SiblingCancelAction
 from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 from tests.conformance.auditing import complaints_of

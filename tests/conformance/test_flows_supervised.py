@@ -7,7 +7,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.flow_joins import JoinAny
 from flowfabric.core.results import CancellationScheduled, Claimed
-from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.reconcilers import LONGEST_SLEEP_S, Supervisor
 from tests.conformance.graphs import LEASE_MS, Graph, new_graph
 

@@ -13,7 +13,7 @@ from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import GrantKind, StoredGrant
 from flowfabric.core.results import Claimed, ClaimGrant, ReclaimGrant, ResumeGrant
 from flowfabric.core.states import AttemptType
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.engine.waitpoints import claimed_progress
 from flowfabric.errors import (
     CapabilityMismatch,

@@ -14,7 +14,7 @@ from flowfabric.core.bounds import FENCE_MS_MAX, ROUTE_KEEP_MS
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Created
 from flowfabric.core.states import PublicState
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import IdempotencyConflict, InvalidInput, LeaseExpired
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of

@@ -11,7 +11,7 @@ from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.engine.reads import ExecutionFilter
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.engine.work import Completion
 from flowfabric.errors import InvalidInput
 from flowfabric.reconcilers import run_due

@@ -5,7 +5,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.results import AlreadyMember, Duplicate
 from flowfabric.core.states import PublicState
-from flowfabric.engine.unit import new_uuid
+from flowfabric.engine.shell import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 from tests.conformance.given import NOBODY, OTHER_WORKER, WORKER, Given, new
 from tests.conformance.observed import refused

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine, EngineConfig
 from flowfabric.core.results import Duplicate
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.testing import SettableClock
 from tests.conformance.given import EVERY_STATE, WORKER, Given, new
 from tests.conformance.observed import state_of, unchanged

@@ -6,7 +6,7 @@ from flowfabric import Engine, EngineConfig
 from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN
 from flowfabric.core.results import Claimed, Duplicate
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
 from tests.conformance.auditing import complaints_of

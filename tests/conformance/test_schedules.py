@@ -17,7 +17,7 @@ from flowfabric.core.schedules import (
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.reads import ExecutionFilter
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import InvalidInput, InvalidPolicyJson, NotFound, PayloadTooLarge
 from flowfabric.reconcilers import due_among, run_due
 from flowfabric.store.base import Transaction

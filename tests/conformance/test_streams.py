@@ -20,8 +20,8 @@ from flowfabric.core.streams import (
     StreamMode,
 )
 from flowfabric.core.tails import StreamFrame
+from flowfabric.engine.shell import execution_key
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.engine.unit import execution_key
 from flowfabric.errors import (
     InvalidHandle,
     InvalidInput,

@@ -11,7 +11,7 @@ from flowfabric.core.conditions import Single
 from flowfabric.core.events import CompletionOutcome, DeliveryEffect, LeaseEventType, TagEventType
 from flowfabric.core.states import FailureClass
 from flowfabric.engine.events import Subscription, Told
-from flowfabric.engine.unit import EVENT_TOPIC
+from flowfabric.engine.topics import EVENT_TOPIC
 from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
 from flowfabric.testing import SettableClock
 from tests.conformance.given import TTL_MS, Given

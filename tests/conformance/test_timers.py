@@ -18,7 +18,7 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import NotFound
 from flowfabric.reconcilers import SCOPED, SWEEPS, run_due, sweep_of
 from flowfabric.testing import SettableClock

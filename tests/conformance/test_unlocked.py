@@ -13,7 +13,8 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_records import FlowState
 from flowfabric.core.records import Execution, Record, Waitpoint
 from flowfabric.core.states import FailureClass
-from flowfabric.engine.unit import DISPATCH_TOPIC, Swept, execution_key
+from flowfabric.engine.shell import Swept, execution_key
+from flowfabric.engine.topics import DISPATCH_TOPIC
 from flowfabric.errors import WaitpointNotFound
 from flowfabric.store.base import Key, Reader, Store, UnlockedBody
 from flowfabric.store.postgres.store import PostgresStore

@@ -20,7 +20,7 @@ from flowfabric.core.workers import (
     decide_heartbeat,
 )
 from flowfabric.engine.lanes import LaneCounts
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import InvalidCapabilities, InvalidInput, LeaseRevoked
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock

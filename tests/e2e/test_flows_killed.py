@@ -18,7 +18,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot, FlowStatus
 from flowfabric.engine.reads import ExecutionFilter
-from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.flows.nodes import Node
 from tests.e2e.conftest import ROOT
 from tests.e2e.diamonds import begin, diamonds, finish, middle

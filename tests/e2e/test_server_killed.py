@@ -15,7 +15,7 @@ from flowfabric import App, Engine, connect, errors, migrate
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.reads import ExecutionFilter
-from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.engine.topics import COMPLETION_TOPIC
 from tests import postgres
 from tests.e2e.conftest import PATIENCE_S, python, steps_run
 from tests.e2e.errands import await_reply, errands, run_errand

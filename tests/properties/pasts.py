@@ -16,7 +16,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Created
 from flowfabric.core.transitions import Changes, change
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock
 

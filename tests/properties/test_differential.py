@@ -23,7 +23,7 @@ from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
 from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, decide_renew, grant_lease
 from flowfabric.core.results import Claimed
 from flowfabric.core.transitions import Changes, Refusal, Subject, Timing
-from flowfabric.engine.unit import fence_of, lease_columns
+from flowfabric.engine.shell import fence_of, lease_columns
 from flowfabric.engine.waitpoints import claimed_progress
 from flowfabric.store.base import Parameter, Row
 from tests.properties.pasts import LANES, Grown, Past, grow, pasts

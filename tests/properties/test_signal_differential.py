@@ -40,7 +40,7 @@ from flowfabric.core.signals import (
 )
 from flowfabric.core.transitions import Changes, Subject, Timing, change
 from flowfabric.core.waitpoints import Binding, FreshWaitpoint, UsePending
-from flowfabric.engine import unit
+from flowfabric.engine import shell, topics
 from flowfabric.store.base import Parameter, Transaction
 from flowfabric.store.mapping import key_of
 from tests.properties.test_differential import SHRINKING_TAKES_S, tuned
@@ -92,7 +92,7 @@ stories = st.builds(
 requests = st.builds(
     SignalRequest,
     signal_name=st.sampled_from(("go", "go", "stop", MINE)),
-    new_id=st.builds(lambda: SignalId(unit.new_uuid())),
+    new_id=st.builds(lambda: SignalId(shell.new_uuid())),
     source_type=st.sampled_from(("operator", "external")),
     source_identity=st.sampled_from(("", 'a "quoted" ü')),
     signal_category=st.sampled_from(("default", "approval")),
@@ -199,7 +199,7 @@ async def befall(world: World, story: Story, execution_id: ExecutionId) -> None:
 async def altered(
     world: World, execution_id: ExecutionId, fields: dict[str, bool | int | bytes]
 ) -> None:
-    key = unit.execution_key(execution_id)
+    key = shell.execution_key(execution_id)
 
     async def body(tx: Transaction) -> None:
         execution = (await tx.lock(Execution, [key]))[key]
@@ -211,10 +211,10 @@ async def altered(
 async def rows_of(
     world: World, execution_id: ExecutionId, known: Rows | None, request: SignalRequest
 ) -> Rows:
-    at = unit.execution_key(execution_id)
+    at = shell.execution_key(execution_id)
 
     async def body(tx: Transaction) -> Rows:
-        subject = (await unit.lock_subjects(tx, [execution_id]))[execution_id]
+        subject = (await shell.lock_subjects(tx, [execution_id]))[execution_id]
         if known is not None:
             # What it had open may be closed now.
             pauses = [known.subject.suspension] if known.subject.suspension else []
@@ -250,7 +250,7 @@ def check(world: World, story: Story, request: SignalRequest) -> None:
     decided = Changes()
     if rows:
         assert [each["topic"] for each in rows] == [
-            unit.ready_topic(before.subject.execution.lane_id)
+            topics.ready_topic(before.subject.execution.lane_id)
         ]
         decided = by_the_core(world, before, request)
     assert after.by_key == before.after(decided)

@@ -8,7 +8,7 @@ from msgspec import structs
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, decide_record
 from flowfabric.core.transitions import Changes, Subject, Timing
-from flowfabric.engine.unit import fence_of, lease_columns
+from flowfabric.engine.shell import fence_of, lease_columns
 from flowfabric.store.base import Key
 from flowfabric.store.mapping import key_of
 from tests.properties.pasts import Past

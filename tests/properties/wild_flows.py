@@ -42,7 +42,8 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import FailureClass, LifecyclePhase, TerminalOutcome
 from flowfabric.engine.flows import inputs_of
-from flowfabric.engine.unit import DISPATCH_TOPIC, execution_key
+from flowfabric.engine.shell import execution_key
+from flowfabric.engine.topics import DISPATCH_TOPIC
 from flowfabric.errors import Bug, Corruption, FlowFabricError, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.store.base import Reader, Store

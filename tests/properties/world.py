@@ -18,7 +18,7 @@ from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, first_attempt
 from flowfabric.core.transitions import Changes, Subject
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.testing import SettableClock
 

@@ -8,7 +8,7 @@ from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.results import Created
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from tests.conformance.auditing import complaints_of
 from tests.conformance.given import WORKER
 from tests.races.rival import DEADLOCKS, Rival

@@ -3,7 +3,7 @@
 from flowfabric import Engine
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.states import PublicState
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from tests.races.given import running
 from tests.races.rival import Rival
 

@@ -14,7 +14,7 @@ from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
 from flowfabric.store.base import Transaction
 from tests.apps import reached, working

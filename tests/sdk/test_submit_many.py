@@ -8,7 +8,7 @@ from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution
 from flowfabric.core.views import ExecutionContext
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.errors import InvalidInput, PayloadTooLarge
 from flowfabric.run import Run
 from flowfabric.store.base import Reader

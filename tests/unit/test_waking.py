@@ -2,7 +2,7 @@
 
 import pytest
 
-from flowfabric.engine.unit import (
+from flowfabric.engine.topics import (
     COMPLETION_TOPIC,
     DISPATCH_TOPIC,
     DUE_HINT_WITHIN_MS,

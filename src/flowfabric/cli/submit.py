@@ -20,7 +20,7 @@ from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.results import Created
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout
 from flowfabric.run import TELL_AFTER_S, find_obstacle
 from flowfabric.submission import Options, request_of

@@ -14,7 +14,7 @@ from flowfabric.core import diagnosis, ids
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_optional_text
 from flowfabric.engine.paging import FROM_A_PAGE
-from flowfabric.engine.unit import Group, id_columns
+from flowfabric.engine.shell import Group, id_columns
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader
 

@@ -23,7 +23,7 @@ from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.engine.budgets import freed_accounts, reset_in
 from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.ledger import save_budgets
-from flowfabric.engine.unit import Ask, Group, Shell, Swept, execution_key, id_columns
+from flowfabric.engine.shell import Ask, Group, Shell, Swept, execution_key, id_columns
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.store.mapping import key_of

@@ -30,14 +30,8 @@ from flowfabric.engine.ledger import (
     Usage,
     save_budgets,
 )
-from flowfabric.engine.unit import (
-    EVENT_TOPIC,
-    Group,
-    Shell,
-    execution_key,
-    hint_if_soon,
-    value_or_error,
-)
+from flowfabric.engine.shell import Group, Shell, execution_key, value_or_error
+from flowfabric.engine.topics import EVENT_TOPIC, hint_if_soon
 from flowfabric.engine.work import FailureReport, Work
 from flowfabric.errors import BudgetExists, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction

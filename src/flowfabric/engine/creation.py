@@ -39,7 +39,7 @@ from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import routes, unit
+from flowfabric.engine import routes, shell, topics
 from flowfabric.store.base import Key, Parameter, Transaction, UniqueViolation, drive
 from flowfabric.store.joining import OnConnection
 
@@ -107,10 +107,8 @@ class FreshRows(Struct, frozen=True):
             "fingerprints": [each.fingerprint for each in checked] if keys else [],
             "parents": parents,
         }
-        topics: set[str] = set()
-        for each in terms.values():
-            topics |= _topics(each)
-        return cls(parameters, topics)
+        woken = set[str]().union(*(_topics(each) for each in terms.values()))
+        return cls(parameters, woken)
 
 
 def _repeated(names: Sequence[object]) -> bool:
@@ -138,10 +136,10 @@ def _topics(terms: creation.Terms) -> set[str]:
     if (terms.delay_until_ms, terms.deadline_at_ms) != (None, None):
         # It may have come already.
         spans.append(0)
-    topics = unit.topics_after(due_in_ms=min(spans, default=None))
-    if topics or (terms.delay_until_ms is None and not terms.delay_ms):
-        topics |= unit.topics_after(lanes=[terms.lane_id])
-    return topics | {unit.EVENT_TOPIC} if terms.tags else topics
+    woken = topics.topics_after(due_in_ms=min(spans, default=None))
+    if woken or (terms.delay_until_ms is None and not terms.delay_ms):
+        woken |= topics.topics_after(lanes=[terms.lane_id])
+    return woken | {topics.EVENT_TOPIC} if terms.tags else woken
 
 
 def _all_created(checked: Sequence[creation.Checked], now_ms: int) -> list[CreateResult]:
@@ -264,10 +262,10 @@ class CreateBody:
                 checked, namespaces.get(checked.execution_id, checked.terms.namespace)
             )
         compared = [each for each in repeats if each.strict or each.idempotency_key]
-        keys = sorted({unit.execution_key(each.execution_id) for each in compared})
+        keys = sorted({shell.execution_key(each.execution_id) for each in compared})
         known = await tx.get(Execution, keys) if keys else {}
         for checked in compared:
-            existing = known.get(unit.execution_key(checked.execution_id))
+            existing = known.get(shell.execution_key(checked.execution_id))
             if existing is None:
                 continue
             creation.check_id_agrees(checked, existing)
@@ -288,12 +286,12 @@ class CreateBody:
         )
         if not wanted:
             return
-        keys = sorted({unit.execution_key(each) for pair in wanted for each in pair})
+        keys = sorted({shell.execution_key(each) for pair in wanted for each in pair})
         known = (await tx.get(Execution, keys)).values()
         going_on = {e.execution_id for e in known if e.public_state not in TERMINAL_STATES}
         # Retention skips one that is locked. One that goes on is not about to be deleted, and
         # may be locked for long.
-        ended = sorted({unit.execution_key(child) for child, _ in wanted if child not in going_on})
+        ended = sorted({shell.execution_key(child) for child, _ in wanted if child not in going_on})
         there = going_on | {
             each.execution_id for each in (await tx.lock(Execution, ended)).values()
         }
@@ -335,9 +333,9 @@ class CreateBody:
         now_ms = await tx.now_ms()
         guards = await tx.get(IdempotencyGuard, sorted(keys))
         held = {key for key, guard in guards.items() if guard.holds(now_ms)}
-        known = await tx.get(Execution, [unit.execution_key(each.execution_id) for each in asked])
+        known = await tx.get(Execution, [shell.execution_key(each.execution_id) for each in asked])
         for checked in asked:
-            repeats = unit.execution_key(checked.execution_id) in known
+            repeats = shell.execution_key(checked.execution_id) in known
             if not repeats and (not checked.idempotency_key or _key_of(checked) not in held):
                 lane_id = checked.terms.lane_id
                 raise errors.LaneNotAccepting(
@@ -396,7 +394,7 @@ class CreateBody:
         # that exists already is not remembered.
         strays = tuple(guard for key, guard in sorted(self.guards.items()) if key not in own)
         await tx.save(Changes(inserts=tags, deletes=strays, events=events))
-        unit.hint_about(tx, Changes(inserts=tuple(created.values()), events=events), now_ms)
+        topics.hint_about(tx, Changes(inserts=tuple(created.values()), events=events), now_ms)
 
     def _answers(
         self, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
@@ -420,7 +418,7 @@ async def _namespaces(
     """The namespaces of those that exist."""
     if not execution_ids:
         return {}
-    rows = await tx.select_as(NamespaceRow, "namespaces_of", **unit.id_columns(execution_ids))
+    rows = await tx.select_as(NamespaceRow, "namespaces_of", **shell.id_columns(execution_ids))
     return {row.execution_id: row.namespace for row in rows}
 
 
@@ -473,7 +471,7 @@ def _losers(
     return losers
 
 
-class Creation(unit.Group):
+class Creation(shell.Group):
     # Requests for executions: checked before anything is written, and as rows of a statement
 
     def check_request(

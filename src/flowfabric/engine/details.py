@@ -21,7 +21,8 @@ from flowfabric.engine.creation import NamespaceRow
 from flowfabric.engine.gates import held_up
 from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
 from flowfabric.engine.routes import required_capabilities
-from flowfabric.engine.unit import EVENT_TOPIC, Group, execution_key, id_columns
+from flowfabric.engine.shell import Group, execution_key, id_columns
+from flowfabric.engine.topics import EVENT_TOPIC
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 

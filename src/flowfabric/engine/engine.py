@@ -32,12 +32,12 @@ from flowfabric.engine.limits import LimitOperations
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.routes import Route
 from flowfabric.engine.schedules import Schedules
+from flowfabric.engine.shell import Deployment, Shell
 from flowfabric.engine.signals import SignalOperations
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.tokens import Tokens
-from flowfabric.engine.unit import Deployment, Shell
 from flowfabric.engine.values import Values
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.work import Work

@@ -46,7 +46,8 @@ from flowfabric.core.events import (
     write_cursor,
 )
 from flowfabric.core.ids import ExecutionId
-from flowfabric.engine import unit
+from flowfabric.engine import shell, topics
+from flowfabric.engine.shell import Shell
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, level_of, statements_within
 from flowfabric.store.base import HintListener, Reader, Store
@@ -185,10 +186,10 @@ class Subscription(Generic[T]):
         return self._make(told.event, told.cursor)
 
 
-class Subscriptions(unit.Group):
+class Subscriptions(shell.Group):
     # Reading the event log, page by page, each reader in its own history
 
-    def __init__(self, shell: unit.Shell) -> None:
+    def __init__(self, shell: Shell) -> None:
         super().__init__(shell)
         self._pages = SharedReads(self._read_wanted)
         self._log = LogWatch(shell.store)
@@ -372,11 +373,20 @@ async def _executions_like(
     found = await reader.select_as(
         ExecutionId,
         "executions_like",
-        **unit.id_columns(ids),
+        **shell.id_columns(ids),
         execution_kind=wanted.kind,
         **ScannerFilter(namespace=wanted.namespace, tag=wanted.tag).parameters,
     )
     return set(found)
+
+
+LOGGED: Final = (
+    topics.EVENT_TOPIC,
+    topics.COMPLETION_TOPIC,
+    topics.LOST_TOPIC,
+    topics.ATTEMPT_TOPIC,
+)
+"""The hints that follow a write to the log."""
 
 
 class LogWatch:
@@ -425,8 +435,7 @@ class LogWatch:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        topics = [unit.EVENT_TOPIC, unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
-        with self._store.hints(topics) as hints:
+        with self._store.hints(LOGGED) as hints:
             self._hints = hints
             while self._waiting:
                 try:

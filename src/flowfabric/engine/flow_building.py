@@ -18,11 +18,11 @@ from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_na
 from flowfabric.core.records import Execution
 from flowfabric.core.transitions import Changes, held_until_ms
 from flowfabric.core.views import edge_snapshot
-from flowfabric.engine import unit
+from flowfabric.engine import shell
 from flowfabric.engine.flow_endings import FlowEndings
 from flowfabric.engine.flows import endings_of, forgotten, lock_edge, lock_group
 from flowfabric.engine.operators import trim_executions
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.store.base import Parameter, Reader, Transaction
 
 FORGET_STEPS_MAX = 2_000
@@ -36,7 +36,7 @@ def _still_going(flow_id: FlowId) -> errors.RetryExhausted:
 
 
 async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
-    key = unit.execution_key(execution_id)
+    key = shell.execution_key(execution_id)
     execution = await tx.lock_one(Execution, key)
     if execution is None:
         raise errors.NotFound("execution", execution_id)
@@ -44,7 +44,7 @@ async def lock_execution(tx: Transaction, execution_id: ExecutionId) -> Executio
 
 
 async def find_execution(tx: Transaction, execution_id: ExecutionId) -> Execution:
-    key = unit.execution_key(execution_id)
+    key = shell.execution_key(execution_id)
     execution = await tx.get_one(Execution, key)
     if execution is None:
         raise errors.NotFound("execution", execution_id)
@@ -213,7 +213,7 @@ class FlowBuilding(FlowEndings):
     async def _stage(
         self, tx: Transaction, flow: FlowRecord, wanted: flow_joins.NewEdge
     ) -> results.Staged:
-        ends = [unit.execution_key(wanted.upstream_id), unit.execution_key(wanted.downstream_id)]
+        ends = [shell.execution_key(wanted.upstream_id), shell.execution_key(wanted.downstream_id)]
         found = await tx.get(Execution, ends[:1]) | await tx.lock(Execution, ends[1:])
         for key, end_id in zip(ends, wanted.pair, strict=True):
             flow_joins.check_member(flow, end_id, found[key].flow_id if key in found else None)

@@ -22,7 +22,7 @@ from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, combine
-from flowfabric.engine import flow_queue, unit
+from flowfabric.engine import flow_queue, shell, topics
 from flowfabric.engine.flows import (
     TROUBLE,
     FlowGroup,
@@ -36,8 +36,8 @@ from flowfabric.engine.flows import (
     passed_to,
     skipped_among,
 )
+from flowfabric.engine.shell import Swept
 from flowfabric.engine.steps import find_stranded, wake_stranded
-from flowfabric.engine.unit import Swept
 from flowfabric.engine.work import Completion, HeldCompletion, completion_ask
 from flowfabric.errors import (
     ExecutionNotTerminal,
@@ -85,7 +85,7 @@ class FlowEndings(FlowGroup):
         told = await self._told(tx, found)
         if told is None:
             return None
-        unit.hint_about(tx, told, await tx.now_ms())
+        topics.hint_about(tx, told, await tx.now_ms())
         await tx.save(told)
         edges = sum(isinstance(each, flow_records.Edge) for each in told.updates)
         return Swept(acted=len(found.taken) + edges, full=False)
@@ -114,7 +114,7 @@ class FlowEndings(FlowGroup):
         """Finish successfully. Safe to repeat."""
         completion = Completion(handle=handle, result=result, result_encoding=result_encoding)
         (outcome,) = await self.complete_many([completion])
-        return unit.answered(outcome)
+        return shell.answered(outcome)
 
     async def complete_many(
         self, completions: Sequence[Completion]
@@ -142,7 +142,7 @@ class FlowEndings(FlowGroup):
         So they start a commit sooner. Only where this process would tell them next: None leaves
         the ending to its queue.
         """
-        if not self.store.is_awaited(unit.DISPATCH_TOPIC):
+        if not self.store.is_awaited(topics.DISPATCH_TOPIC):
             return None
         handle, completion = held
 
@@ -154,7 +154,7 @@ class FlowEndings(FlowGroup):
             self.work.lone_members.note_crowded(flow_id)
             return None
         for lane in self.work.gated.lanes_released([handle]):
-            self.store.hint(unit.ready_topic(lane))
+            self.store.hint(topics.ready_topic(lane))
         return completed
 
     async def _end_and_tell(
@@ -172,7 +172,7 @@ class FlowEndings(FlowGroup):
             return None
         subject, found = read
         now_ms = await tx.now_ms()
-        ended = unit.decided(
+        ended = shell.decided(
             lambda: completion_ask((handle, completion)).decide(subject, self.shell.timing(now_ms))
         )
         if isinstance(ended.outcome, FlowFabricError) or not ended.changes.inserts:
@@ -189,7 +189,7 @@ class FlowEndings(FlowGroup):
         changes = combine(
             [structs.replace(ended.changes, inserts=()), structs.replace(told, deletes=())]
         )
-        unit.hint_about(tx, changes, now_ms)
+        topics.hint_about(tx, changes, now_ms)
         await tx.save(changes)
         return ended.outcome
 
@@ -204,7 +204,7 @@ class FlowEndings(FlowGroup):
             swept = await self._dispatch_flows(tx, flows, limit)
             full = swept.full or len(flows) == flow_queue.FLOWS_PER_BATCH
             if full:
-                tx.hint(unit.DISPATCH_TOPIC)
+                tx.hint(topics.DISPATCH_TOPIC)
             return Swept(acted=swept.acted, full=full)
 
         try:
@@ -278,7 +278,7 @@ class FlowEndings(FlowGroup):
     async def _cascade(self, execution_id: ExecutionId) -> Dispatched:
         async def body(tx: Transaction) -> Dispatched:
             nothing = Dispatched(finished=0, resolved=None, more=False)
-            key = unit.execution_key(execution_id)
+            key = shell.execution_key(execution_id)
             execution = await tx.get_one(Execution, key)
             if execution is None or execution.flow_id is None:
                 return nothing
@@ -314,7 +314,7 @@ class FlowEndings(FlowGroup):
         edges = await open_edges(tx, lives)
         groups = await tx.lock(
             flow_records.EdgeGroup,
-            sorted({unit.execution_key(edge.downstream_id) for edge in edges}),
+            sorted({shell.execution_key(edge.downstream_id) for edge in edges}),
         )
         more = len(edges) == bounds.DISPATCH_EDGES_MAX
         finished = [each for each in taken if not more or _before(each.row, edges[-1])]
@@ -436,7 +436,7 @@ async def open_edges(
     return await tx.select_records(
         flow_records.Edge,
         "open_edges",
-        **unit.id_columns(lives),
+        **shell.id_columns(lives),
         replay_counts=list(lives.values()),
         limit=bounds.DISPATCH_EDGES_MAX,
     )
@@ -506,7 +506,7 @@ class FlowAudits(FlowGroup):
             flow = await self.lock_flow_or_none(tx, flow_id)
             if flow is None:
                 return 0
-            keys = [unit.execution_key(each) for each in sorted(member_ids)]
+            keys = [shell.execution_key(each) for each in sorted(member_ids)]
             members = {e.execution_id: e for e in (await tx.get(Execution, keys)).values()}
             queued = await self._requeue(tx, flow, members)
             resolved = await self._tell(tx, members)
@@ -527,7 +527,7 @@ class FlowAudits(FlowGroup):
         ]
         if not wanted:
             return 0
-        tx.hint(unit.MEMBER_CANCEL_TOPIC)
+        tx.hint(topics.MEMBER_CANCEL_TOPIC)
         return len(await tx.insert_new(wanted))
 
     async def _tell(self, tx: Transaction, members: dict[ExecutionId, Execution]) -> int:
@@ -538,7 +538,7 @@ class FlowAudits(FlowGroup):
             return 0
         groups = await tx.lock(
             flow_records.EdgeGroup,
-            sorted({unit.execution_key(edge.downstream_id) for edge in untold}),
+            sorted({shell.execution_key(edge.downstream_id) for edge in untold}),
         )
         endings = {
             each.execution_id: flow_endings.Ending(
@@ -557,7 +557,7 @@ class FlowAudits(FlowGroup):
         self, tx: Transaction, flow: flow_records.FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
         """Release members that nothing holds back."""
-        keys = [unit.execution_key(each) for each in sorted(members)]
+        keys = [shell.execution_key(each) for each in sorted(members)]
         groups = {
             g.downstream_id: g for g in (await tx.lock(flow_records.EdgeGroup, keys)).values()
         }

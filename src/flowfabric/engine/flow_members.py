@@ -23,7 +23,7 @@ from flowfabric.core.transitions import Changes
 from flowfabric.core.views import edge_snapshot
 from flowfabric.engine.creation import CreateBody
 from flowfabric.engine.flows import FlowGroup, endings_of
-from flowfabric.engine.unit import execution_key, new_uuid
+from flowfabric.engine.shell import execution_key, new_uuid
 from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
 from flowfabric.store.base import Transaction
 

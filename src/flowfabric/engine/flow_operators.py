@@ -21,10 +21,10 @@ from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.transitions import Changes, Decision, Subject, Timing, combine
-from flowfabric.engine import reads, unit
+from flowfabric.engine import reads, shell, topics
 from flowfabric.engine.flows import TROUBLE, FlowGroup, endings_of, forgotten, inputs_of
 from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.store.base import Key, Transaction
 
 BUSY_PAUSE_S = 0.05
@@ -133,7 +133,7 @@ class FlowOperators(FlowGroup):
             reason=flow_endings.SHORT_JOIN,
             now_ms=await tx.now_ms(),
         ):
-            tx.hint(unit.MEMBER_CANCEL_TOPIC)
+            tx.hint(topics.MEMBER_CANCEL_TOPIC)
 
     async def _cancel_members(
         self, tx: Transaction, flow: flow_records.FlowRecord, at_once_max: int
@@ -159,7 +159,7 @@ class FlowOperators(FlowGroup):
                 if isinstance(each, results.Cancelled)
                 and each.public_state is PublicState.CANCELLED
             ]
-        tx.hint(unit.MEMBER_CANCEL_TOPIC)
+        tx.hint(topics.MEMBER_CANCEL_TOPIC)
         marked = await tx.select_as(
             ExecutionId,
             "request_cancel",
@@ -360,13 +360,13 @@ async def _still_queued(
 
 def _cancel_ask(
     execution_id: ExecutionId, reason: str, only_waiting: bool
-) -> unit.Ask[results.Cancelled]:
+) -> shell.Ask[results.Cancelled]:
     def decide(subject: Subject, timing: Timing) -> Decision[results.Cancelled]:
         if only_waiting:
             return decide_cancel_waiting(subject, reason, timing)
         return decide_cancel(subject, CancelRequest(reason=reason), timing)
 
-    return unit.Ask(execution_id, decide)
+    return shell.Ask(execution_id, decide)
 
 
 def _scheduled(header: results.FlowCancelled) -> results.CancellationScheduled:
@@ -410,7 +410,7 @@ class FlowReplays(FlowGroup):
         (answer,) = await self.replay_executions(
             [execution_id], reason=reason, requested_by=requested_by
         )
-        return unit.answered(answer)
+        return shell.answered(answer)
 
     async def replay_executions(
         self,
@@ -518,7 +518,7 @@ class _Replaying:
 
     async def run(self, tx: Transaction) -> Answers | None:
         """None when an execution joined a flow meanwhile, which is locked first: try again."""
-        keys = [unit.execution_key(each) for each in self.asked]
+        keys = [shell.execution_key(each) for each in self.asked]
         seen = await tx.get(Execution, keys)
         homes: dict[Key, Key] = {
             key: (execution.partition_key, execution.flow_id)
@@ -527,16 +527,16 @@ class _Replaying:
         }
         self.flows = await tx.lock(flow_records.FlowRecord, sorted(set(homes.values())))
         self.cancels = await tx.lock(flow_records.PendingCancel, sorted(homes))
-        self.subjects = await unit.lock_subjects(tx, set(self.asked))
-        for key, subject in ((unit.execution_key(i), s) for i, s in self.subjects.items()):
+        self.subjects = await shell.lock_subjects(tx, set(self.asked))
+        for key, subject in ((shell.execution_key(i), s) for i, s in self.subjects.items()):
             if (subject.execution.flow_id is not None) != (key in homes):
                 return None
-        alone = [each for each in self.asked if unit.execution_key(each) not in homes]
+        alone = [each for each in self.asked if shell.execution_key(each) not in homes]
         asks = [self.engine.work.replay_ask(each, self.reason, self.requested_by) for each in alone]
         decided: Answers = await self.engine.shell.decide_in(tx, asks)
         answers = iter(decided)
         return [
-            await self._try(tx, each) if unit.execution_key(each) in homes else next(answers)
+            await self._try(tx, each) if shell.execution_key(each) in homes else next(answers)
             for each in self.asked
         ]
 
@@ -556,7 +556,7 @@ class _Replaying:
         self, tx: Transaction, subject: Subject, timing: Timing
     ) -> results.Replayed:
         execution = subject.execution
-        key = unit.execution_key(execution.execution_id)
+        key = shell.execution_key(execution.execution_id)
         flow = self.flows.get((execution.partition_key, execution.flow_id or ""))
         if flow is None or forgotten(flow, timing.now_ms):
             raise errors.NotFound("flow", execution.flow_id or "")
@@ -573,10 +573,10 @@ class _Replaying:
         gone = tuple(row for row in (untold, self.cancels.pop(key, None)) if row is not None)
         also = Changes(updates=(after,), deletes=gone)
         await tx.save(combine([decision.changes, also]))
-        unit.hint_about(tx, decision.changes, timing.now_ms)
+        topics.hint_about(tx, decision.changes, timing.now_ms)
         self.flows[(flow.partition_key, flow.flow_id)] = after
         # A repeat within one call finds the execution replayed.
-        self.subjects |= await unit.lock_subjects(tx, [execution.execution_id])
+        self.subjects |= await shell.lock_subjects(tx, [execution.execution_id])
         if join.joined is None or join.joined.reopened is None:
             return decision.answer
         await tx.select(
@@ -588,7 +588,7 @@ class _Replaying:
 
     async def _join(self, tx: Transaction, execution_id: ExecutionId) -> "_Join":
         """What the member waits for: its join opened again, or what a satisfied one passes."""
-        key = unit.execution_key(execution_id)
+        key = shell.execution_key(execution_id)
         group = await tx.lock_one(flow_records.EdgeGroup, key)
         if group is None or group.staged == 0:
             return _Join(joined=None)
@@ -635,7 +635,7 @@ class _Replaying:
         )
         for record in resolved.children.updates:
             if isinstance(record, Execution):
-                self.subjects |= await unit.lock_subjects(tx, [record.execution_id])
+                self.subjects |= await shell.lock_subjects(tx, [record.execution_id])
                 return results.Replayed(public_state=record.public_state)
         return answer
 

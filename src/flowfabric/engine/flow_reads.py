@@ -15,7 +15,7 @@ from flowfabric.core.transitions import Changes
 from flowfabric.engine.flows import FlowGroup, check_edge_id, inputs_of, member_counts
 from flowfabric.engine.paging import cut
 from flowfabric.engine.reads import tags_of_many
-from flowfabric.engine.unit import execution_key
+from flowfabric.engine.shell import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Transaction
 

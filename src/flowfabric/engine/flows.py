@@ -27,7 +27,8 @@ from flowfabric.core.ids import (
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
-from flowfabric.engine import unit
+from flowfabric.engine import shell, topics
+from flowfabric.engine.shell import Shell
 from flowfabric.engine.work import Work
 from flowfabric.store.base import Reader, Transaction
 
@@ -51,7 +52,7 @@ async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
         reasons=[group.cancel_reason or "" for group in fired],
         now_ms=await tx.now_ms(),
     )
-    tx.hint(unit.MEMBER_CANCEL_TOPIC)
+    tx.hint(topics.MEMBER_CANCEL_TOPIC)
 
 
 def forgotten(flow: FlowRecord, now_ms: int) -> bool:
@@ -88,7 +89,7 @@ async def inputs_of(
     if not execution_ids:
         return {}
     found = await reader.select_records(
-        ExecutionInput, "inputs_of_executions", **unit.id_columns(execution_ids)
+        ExecutionInput, "inputs_of_executions", **shell.id_columns(execution_ids)
     )
     inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {}
     for each in found:
@@ -154,7 +155,7 @@ def skipped_among(changes: Changes) -> list[ExecutionId]:
 
 
 async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
-    key = unit.execution_key(downstream_id)
+    key = shell.execution_key(downstream_id)
     return await tx.lock_one(EdgeGroup, key)
 
 
@@ -167,10 +168,10 @@ def check_edge_id(edge_id: object) -> EdgeId:
     return EdgeId(parse_uuid("edge_id", edge_id))
 
 
-class FlowGroup(unit.Group):
+class FlowGroup(shell.Group):
     """Operations on flows."""
 
-    def __init__(self, shell: unit.Shell, work: Work) -> None:
+    def __init__(self, shell: Shell, work: Work) -> None:
         super().__init__(shell)
         self.work = work
 
@@ -259,7 +260,7 @@ class FlowGroup(unit.Group):
             await enqueue_siblings(tx, sparing)
         children = await self._load_and_release(tx, fired, new_inputs) if fired else NO_CHANGES
         await tx.save(combine([also, children]))
-        unit.hint_about(tx, children, await tx.now_ms())
+        topics.hint_about(tx, children, await tx.now_ms())
         return children
 
     async def _load_and_release(
@@ -296,6 +297,6 @@ class FlowGroup(unit.Group):
         """Lock downstreams; their attempts and grants too where one may end."""
         ids = [group.downstream_id for group in fired]
         if ending or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
-            return await unit.lock_subjects(tx, ids)
-        found = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(ids)])
+            return await shell.lock_subjects(tx, ids)
+        found = await tx.lock(Execution, [shell.execution_key(each) for each in sorted(ids)])
         return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}

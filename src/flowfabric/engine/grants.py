@@ -25,7 +25,7 @@ from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
 from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, Timing, combine
-from flowfabric.engine import leases, unit
+from flowfabric.engine import leases, shell, topics
 from flowfabric.engine.gates import GATES_TOPIC, REMEMBERED_MAX, ClaimQuery
 from flowfabric.engine.grant_limits import (
     admit,
@@ -36,7 +36,7 @@ from flowfabric.engine.grant_limits import (
 )
 from flowfabric.engine.keeping_back import find_kept_back, let_go
 from flowfabric.engine.routes import required_capabilities
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Shell, Swept
 from flowfabric.engine.work import Work
 from flowfabric.engine.workers import present_workers
 from flowfabric.store.base import Parameter, Transaction
@@ -57,8 +57,8 @@ class ResumeToken(Struct, frozen=True, kw_only=True):
     lease_ttl_ms: int = leases.LEASE_TTL_MS
 
 
-class Grants(unit.Group):
-    def __init__(self, shell: unit.Shell, work: Work) -> None:
+class Grants(shell.Group):
+    def __init__(self, shell: Shell, work: Work) -> None:
         super().__init__(shell)
         self._work = work
         self._limited_first = False
@@ -144,7 +144,7 @@ class Grants(unit.Group):
     async def _let_go(self, tx: Transaction, query: ClaimQuery) -> bool:
         """Release what was kept back for a worker like this one."""
         found = await find_kept_back(tx, query, bounds.KEPT_BACK_MAX)
-        await self.shell.decide_in(tx, [unit.Ask(each, let_go) for each in found])
+        await self.shell.decide_in(tx, [shell.Ask(each, let_go) for each in found])
         return bool(found)
 
     async def _keep_back_unserved(self, tx: Transaction, query: ClaimQuery) -> None:
@@ -173,7 +173,7 @@ class Grants(unit.Group):
                 served[need] = any(workers.serves(each, need) for each in present)
             if not served[need]:
                 alone.append(row.execution_id)
-        await self.shell.decide_in(tx, [unit.Ask(each, _keep_back) for each in alone])
+        await self.shell.decide_in(tx, [shell.Ask(each, _keep_back) for each in alone])
         if alone:
             # A worker that asks without having registered may be able to run it.
             tx.hint(GATES_TOPIC)
@@ -358,7 +358,7 @@ class Grants(unit.Group):
         ttl_ms = check_ttl(lease_duration_ms, "lease_duration_ms")
         check_bool("force", force)
         asked_lane = optional(parse_lane_id, lane_id)
-        ids = unit.new_lease_ids()
+        ids = shell.new_lease_ids()
 
         asked = self.shell.check_execution_id(execution_id)
 
@@ -409,7 +409,7 @@ class Grants(unit.Group):
             made = [grants.decide_return(each, now_ms) for each in subjects.values()]
             changes = combine(each.changes for each in made)
             await tx.save(changes)
-            unit.hint_about(tx, changes, now_ms)
+            topics.hint_about(tx, changes, now_ms)
             acted = sum(each.answer is not None for each in made)
             return Swept(acted=acted, full=len(due) == limit)
 
@@ -424,7 +424,7 @@ class Grants(unit.Group):
         async def body(tx: Transaction) -> T | errors.FlowFabricError:
             return await self._issue_in(tx, asked, decide)
 
-        return unit.answered(await self.store.transact(body))
+        return shell.answered(await self.store.transact(body))
 
     async def _issue_in(
         self, tx: Transaction, execution_id: ExecutionId, decide: Decide[T]
@@ -432,12 +432,12 @@ class Grants(unit.Group):
         """Decide about a grant; a new one takes a slot of the limits it is under."""
         subject, place = await self._about(tx, execution_id)
         now_ms = await tx.now_ms()
-        made = unit.decided(lambda: decide(subject, place, self.shell.timing(now_ms)))
+        made = shell.decided(lambda: decide(subject, place, self.shell.timing(now_ms)))
         if isinstance(made.outcome, Issued) and made.changes is not NO_CHANGES:
             await give_back_starts(tx, [subject])
             await admit(tx, subject.execution)
         await tx.save(made.changes)
-        unit.hint_about(tx, made.changes, now_ms)
+        topics.hint_about(tx, made.changes, now_ms)
         return made.outcome
 
     async def _use(self, execution_id: str, claim: grants.GrantClaim, decide: DecideClaim[T]) -> T:
@@ -473,11 +473,11 @@ async def _lock_granted(
     tx: Transaction, execution_ids: Sequence[ExecutionId]
 ) -> dict[ExecutionId, Subject]:
     """Lock executions with their grants, including grants that are no longer referred to."""
-    subjects = await unit.lock_subjects(tx, execution_ids)
-    keys = [unit.execution_key(each) for each in subjects]
+    subjects = await shell.lock_subjects(tx, execution_ids)
+    keys = [shell.execution_key(each) for each in subjects]
     stored = await tx.get(StoredGrant, keys)
     return {
-        each: structs.replace(subject, grant=stored.get(unit.execution_key(each)))
+        each: structs.replace(subject, grant=stored.get(shell.execution_key(each)))
         for each, subject in subjects.items()
     }
 
@@ -518,7 +518,7 @@ def _check_request(
     worker_id: object, worker_instance_id: object, capabilities: object, grant_ttl_ms: object
 ) -> grants.GrantRequest:
     return grants.GrantRequest(
-        grant_id=unit.new_random_uuid(),
+        grant_id=shell.new_random_uuid(),
         worker=leases.check_worker(worker_id, worker_instance_id),
         offered=check_offered(capabilities),
         ttl_ms=check_int("grant_ttl_ms", grant_ttl_ms, 1, bounds.GRANT_TTL_MS_MAX),

@@ -14,15 +14,16 @@ from flowfabric.core.ids import ExecutionId, parse_lane_id
 from flowfabric.core.results import Blocked, Unblocked
 from flowfabric.core.states import BlockingReason
 from flowfabric.core.transitions import Decision, Subject, Timing
-from flowfabric.engine import unit
+from flowfabric.engine import shell
 from flowfabric.engine.gates import ClaimQuery
+from flowfabric.engine.shell import Ask, Shell
 from flowfabric.store.base import Reader
 
 ROUNDS_MAX = 1_000
 """Batches that one call works off."""
 
 
-class KeepingBack(unit.Group):
+class KeepingBack(shell.Group):
     async def block_execution_for_admission(
         self,
         execution_id: str,
@@ -73,7 +74,7 @@ async def find_kept_back(reader: Reader, query: ClaimQuery, limit: int) -> Seque
     )
 
 
-async def let_go_for(shell: unit.Shell, query: ClaimQuery) -> bool:
+async def let_go_for(shell: Shell, query: ClaimQuery) -> bool:
     """Release what was kept back for a worker like this one; return whether anything was."""
     let_go_any = False
     for _ in range(ROUNDS_MAX):
@@ -82,7 +83,7 @@ async def let_go_for(shell: unit.Shell, query: ClaimQuery) -> bool:
         )
         if not found:
             break
-        answers = await shell.decide_many([unit.Ask(each, let_go) for each in found])
+        answers = await shell.decide_many([Ask(each, let_go) for each in found])
         some = any(isinstance(each, Unblocked) for each in answers)
         let_go_any = let_go_any or some
         if len(found) < bounds.SWEEP_BATCH or not some:

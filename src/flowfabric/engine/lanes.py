@@ -13,7 +13,7 @@ from flowfabric.core.records import Lane
 from flowfabric.core.states import LaneState, PublicState
 from flowfabric.core.transitions import Changes
 from flowfabric.core.views import stored_lane_id
-from flowfabric.engine import paging, routes, unit
+from flowfabric.engine import paging, routes, shell, topics
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Transaction
 
@@ -59,7 +59,7 @@ class LaneCount(Struct, frozen=True, kw_only=True):
                 return "held"
 
 
-class Lanes(unit.Group):
+class Lanes(shell.Group):
     async def register_lane(self, lane_id: str, *, registered_by: str = "operator") -> Lane:
         """Make a lane known before its first execution. Safe to repeat."""
         parsed = parse_lane_id(lane_id)
@@ -119,7 +119,7 @@ class Lanes(unit.Group):
                 return lane
             changed = structs.replace(lane, state=state, state_changed_at_ms=await tx.now_ms())
             await tx.save(Changes(updates=(changed,)))
-            tx.hint(unit.ready_topic(lane.lane_id))
+            tx.hint(topics.ready_topic(lane.lane_id))
             return changed
 
         return await self.store.transact(body)

@@ -48,9 +48,10 @@ from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.states import AttemptType
 from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.workers import LaneShares, LaneWeights
-from flowfabric.engine import unit
+from flowfabric.engine import shell, topics
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
 from flowfabric.engine.keeping_back import let_go_for
+from flowfabric.engine.shell import Shell
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
 from flowfabric.store.base import Row, Transaction, drive
 from flowfabric.store.joining import OnConnection
@@ -135,9 +136,9 @@ class LoneMembers:
 
 def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:
     """Whether a lease or an attempt runs out before reconcilers look by themselves."""
-    if lease_ttl_ms <= unit.DUE_HINT_WITHIN_MS:
+    if lease_ttl_ms <= topics.DUE_HINT_WITHIN_MS:
         return bool(leases)
-    later_ms = lease_ttl_ms - unit.DUE_HINT_WITHIN_MS
+    later_ms = lease_ttl_ms - topics.DUE_HINT_WITHIN_MS
     return any(
         lease.attempt_deadline_ms is not None
         and lease.attempt_deadline_ms <= lease.lease_expires_at_ms - later_ms
@@ -147,7 +148,7 @@ def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:
 
 def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricError:
     """Why the lease of an execution that another transaction has locked is not renewed."""
-    fence = unit.fence_of(handle)
+    fence = shell.fence_of(handle)
     try:
         check_holder(execution, fence, now_ms)
     except LeaseExpired:
@@ -161,15 +162,15 @@ def _held_up(handle: Handle, execution: Execution, now_ms: int) -> FlowFabricErr
     return RetryExhausted(f"{handle.execution_id} is locked by another transaction")
 
 
-def _handle_ask(handle: Handle) -> unit.Ask[Renewed]:
-    return _renew_ask(handle.execution_id, unit.fence_of(handle), handle.lease_ttl_ms)
+def _handle_ask(handle: Handle) -> shell.Ask[Renewed]:
+    return _renew_ask(handle.execution_id, shell.fence_of(handle), handle.lease_ttl_ms)
 
 
-def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> unit.Ask[Renewed]:
+def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> shell.Ask[Renewed]:
     def decide(subject: Subject, timing: Timing) -> Decision[Renewed]:
         return decide_renew(subject, fence, lease_ttl_ms, timing.now_ms)
 
-    return unit.Ask(execution_id, decide)
+    return shell.Ask(execution_id, decide)
 
 
 def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
@@ -187,7 +188,7 @@ def sooner(one_s: float | None, other_s: float | None) -> float | None:
 
 def claim_topics(lanes: Iterable[str]) -> list[str]:
     """What tells that there may be something to claim."""
-    return [GATES_TOPIC, *(unit.ready_topic(lane) for lane in lanes)]
+    return [GATES_TOPIC, *(topics.ready_topic(lane) for lane in lanes)]
 
 
 def check_query(
@@ -221,8 +222,8 @@ BrokenBy = Callable[[BaseException], bool]
 """Whether an error means that the database went away before a transaction could commit."""
 
 
-class Leases(unit.Group):
-    def __init__(self, shell: unit.Shell) -> None:
+class Leases(shell.Group):
+    def __init__(self, shell: Shell) -> None:
         super().__init__(shell)
         self.gated = GatedClaims(shell.store)
         self._gated_first = False
@@ -349,7 +350,7 @@ class Leases(unit.Group):
             rows = await self._claim_both(query, request, limit)
         leases = answers_of(ClaimRow, rows)
         if _ends_soon(leases, lease_ttl_ms):
-            self.store.hint(unit.DUE_TOPIC)
+            self.store.hint(topics.DUE_TOPIC)
         self.lone_members.note(leases)
         instance_id = worker.worker_instance_id
         claimed = [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
@@ -384,7 +385,7 @@ class Leases(unit.Group):
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
         (outcome,) = await self.renew_many([handle])
-        return unit.answered(outcome)
+        return shell.answered(outcome)
 
     async def renew_many(
         self, handles: Sequence[Handle | bytes], *, lock_wait_ms: int | None = None
@@ -398,7 +399,7 @@ class Leases(unit.Group):
         check_list("handles", handles, 0, BATCH_MAX)
         if lock_wait_ms is not None:
             check_int("lock_wait_ms", lock_wait_ms, 0, LOCK_WAIT_MS_MAX)
-        opened = [unit.value_or_error(self.shell.open_handle, handle) for handle in handles]
+        opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
         if lock_wait_ms != 0:
             return await self.shell.decide_rest(
@@ -422,7 +423,7 @@ class Leases(unit.Group):
         if not opened:
             return []
 
-        lost = await self.select_as(int, "lost_leases", **unit.lease_columns(opened))
+        lost = await self.select_as(int, "lost_leases", **shell.lease_columns(opened))
         return [opened[position] for position in lost]
 
     async def _renew_free(
@@ -432,7 +433,7 @@ class Leases(unit.Group):
         everybody = [handle.execution_id for handle in handles.values()]
 
         async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:
-            held = await unit.lock_free(tx, everybody)
+            held = await shell.lock_free(tx, everybody)
             free = {i: each for i, each in handles.items() if each.execution_id not in held}
             asks = [_handle_ask(handle) for handle in free.values()]
             decided = await self.shell.decide_in(tx, asks)
@@ -457,7 +458,7 @@ class Leases(unit.Group):
         rows = await self.store.execute_alone(
             "renew_leased",
             lease_ttls_ms=[handle.lease_ttl_ms for handle in handles],
-            **unit.lease_columns(handles),
+            **shell.lease_columns(handles),
         )
         return {
             places[row.position]: Renewed(
@@ -566,14 +567,14 @@ class Leases(unit.Group):
         self, handle: Handle, lease_ttl_ms: int, connection: object, *, sync: bool = False
     ) -> BrokenBy:
         opened = self.shell.open_handle(handle)
-        key = unit.execution_key(opened.execution_id)
+        key = shell.execution_key(opened.execution_id)
         lasts_ms = max(lease_ttl_ms, opened.lease_ttl_ms)
 
         async def body(tx: Transaction) -> BrokenBy:
             execution = await tx.lock_one(Execution, key)
             if execution is None:
                 raise NotFound("execution", opened.execution_id)
-            decision = decide_hold(execution, unit.fence_of(opened), lasts_ms, await tx.now_ms())
+            decision = decide_hold(execution, shell.fence_of(opened), lasts_ms, await tx.now_ms())
             await tx.save(decision.changes)
             return tx.broken_by
 

@@ -33,7 +33,8 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.records import Record
 from flowfabric.core.transitions import NO_CHANGES, Changes
 from flowfabric.engine import gates
-from flowfabric.engine.unit import DUE_TOPIC, EVENT_TOPIC, execution_key, id_columns
+from flowfabric.engine.shell import execution_key, id_columns
+from flowfabric.engine.topics import DUE_TOPIC, EVENT_TOPIC
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound
 from flowfabric.store.base import Key, Transaction
 

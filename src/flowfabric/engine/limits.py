@@ -24,7 +24,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import TERMINAL_STATES
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import paging, unit
+from flowfabric.engine import paging, shell
 from flowfabric.engine.gates import (
     GATES_TOPIC,
     GateRow,
@@ -79,7 +79,7 @@ class GatePage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class LimitOperations(unit.Group):
+class LimitOperations(shell.Group):
     async def create_quota_policy(
         self,
         quota_policy_id: str,
@@ -177,7 +177,7 @@ class LimitOperations(unit.Group):
         admitting = _Admitting(
             name=gates.GateName(gates.GateOwner.QUOTA, policy_id, key),
             spec=asked,
-            execution_key=unit.execution_key(self.shell.check_execution_id(execution_id)),
+            execution_key=shell.execution_key(self.shell.check_execution_id(execution_id)),
             chance=random.random(),
         )
         return await self.store.transact(admitting.run)

@@ -22,7 +22,7 @@ from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION
 from flowfabric.core.records import Step
 from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.engine.leases import Leases
-from flowfabric.engine.unit import Ask, Swept, execution_key, lock_subject
+from flowfabric.engine.shell import Ask, Swept, execution_key, lock_subject
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 

@@ -12,7 +12,7 @@ from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
-from flowfabric.engine import gates, paging, unit
+from flowfabric.engine import gates, paging, shell
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.workers import present_workers
 from flowfabric.errors import InvalidInput, NotFound
@@ -122,7 +122,7 @@ UPSTREAMS_SHOWN_MAX = 3
 
 async def read_join_facts(reader: Reader, execution: records.Execution) -> JoinFacts | None:
     """None for an execution that no join holds back."""
-    key = unit.execution_key(execution.execution_id)
+    key = shell.execution_key(execution.execution_id)
     group = await reader.get_one(EdgeGroup, key) if execution.join_pending else None
     if group is None:
         return None
@@ -198,7 +198,7 @@ class ExpiredLeasePage(Struct, frozen=True, kw_only=True):
 Snapshot = TypeVar("Snapshot", bound=views.ExecutionSnapshot)
 
 
-class Reads(unit.Group):
+class Reads(shell.Group):
     # One execution
 
     async def describe_execution(self, execution_id: str) -> views.ExecutionSnapshot | None:
@@ -278,7 +278,7 @@ class Reads(unit.Group):
     ) -> dict[str, str | None]:
         """Named fields as text; unknown names and a missing execution give None."""
         asked = self.shell.check_execution_id(execution_id)
-        partition_key, _ = unit.execution_key(asked)
+        partition_key, _ = shell.execution_key(asked)
         if partition not in (None, partition_key):
             raise InvalidInput("partition", f"differs from that of {asked}", partition)
         wanted = tuple(
@@ -405,7 +405,7 @@ class Reads(unit.Group):
     ) -> T | None:
         asked = self.shell.check_execution_id(execution_id)
 
-        execution = await self.get_one(records.Execution, unit.execution_key(asked))
+        execution = await self.get_one(records.Execution, shell.execution_key(asked))
         return None if execution is None else view(execution)
 
     async def _read_existing(self, execution_id: str, view: Callable[[records.Execution], T]) -> T:
@@ -414,7 +414,7 @@ class Reads(unit.Group):
 
 
 async def find(reader: Reader, execution_id: ids.ExecutionId) -> records.Execution | None:
-    key = unit.execution_key(execution_id)
+    key = shell.execution_key(execution_id)
     return await reader.get_one(records.Execution, key)
 
 
@@ -451,7 +451,7 @@ async def tags_of_many(
 ) -> dict[ids.ExecutionId, dict[str, str]]:
     if not execution_ids:
         return {}
-    rows = await reader.select_as(TagRow, "tags_of_executions", **unit.id_columns(execution_ids))
+    rows = await reader.select_as(TagRow, "tags_of_executions", **shell.id_columns(execution_ids))
     tags: dict[ids.ExecutionId, dict[str, str]] = {}
     for row in rows:
         tags.setdefault(row.execution_id, {})[row.tag_key] = row.tag_value
@@ -571,7 +571,7 @@ async def failed_step_of(reader: Reader, execution: records.Execution) -> record
     """The step whose failure ended its last attempt."""
     if execution.attempt_state not in FAILED_ATTEMPTS:
         return None
-    key = (*unit.execution_key(execution.execution_id), execution.current_attempt_index)
+    key = (*shell.execution_key(execution.execution_id), execution.current_attempt_index)
     last = await reader.get_one(records.Attempt, key)
     return None if last is None else records.failed_step(last)
 
@@ -580,7 +580,7 @@ async def granted_to(reader: Reader, execution: records.Execution) -> str | None
     """The worker it is kept for."""
     if execution.granted_until_ms is None:
         return None
-    key = unit.execution_key(execution.execution_id)
+    key = shell.execution_key(execution.execution_id)
     grant = await reader.get_one(records.StoredGrant, key)
     return None if grant is None else grant.worker_id
 
@@ -590,7 +590,7 @@ async def find_suspension(
 ) -> records.Suspension | None:
     if suspension_id is None:
         return None
-    key = (*unit.execution_key(execution_id), suspension_id)
+    key = (*shell.execution_key(execution_id), suspension_id)
     return await reader.get_one(records.Suspension, key)
 
 

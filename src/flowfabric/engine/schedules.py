@@ -30,7 +30,8 @@ from flowfabric.cron import recurrence_of
 from flowfabric.engine import paging
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten
 from flowfabric.engine.routes import Route
-from flowfabric.engine.unit import Group, Shell, Swept, hint_if_soon
+from flowfabric.engine.shell import Group, Shell, Swept
+from flowfabric.engine.topics import hint_if_soon
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Key, Transaction
 

@@ -39,7 +39,7 @@ from flowfabric.core.waitpoints import (
     check_token,
     matching_key,
 )
-from flowfabric.engine import suspensions, unit
+from flowfabric.engine import shell, suspensions, topics
 from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.engine.waitpoints import SuspensionView, Waitpoints, find_waitpoint
 from flowfabric.errors import BackendErrorKind, InvalidInput, InvalidToken, NotFound, Transport
@@ -73,7 +73,7 @@ REFUSALS = Refusals()
 
 
 def _new_id() -> ids.SignalId:
-    return ids.SignalId(unit.new_uuid())
+    return ids.SignalId(shell.new_uuid())
 
 
 def kept_topic(worker_instance_id: str) -> str:
@@ -134,8 +134,8 @@ class SignalOperations(Waitpoints):
         delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
         return await self._deliver(delivery)
 
-    deliver_signal_on = unit.joined(deliver_signal)
-    deliver_signal_on_sync = unit.joined_sync(deliver_signal)
+    deliver_signal_on = shell.joined(deliver_signal)
+    deliver_signal_on_sync = shell.joined_sync(deliver_signal)
 
     async def deliver_approval_signal(
         self,
@@ -222,7 +222,7 @@ class SignalOperations(Waitpoints):
         try:
             rows = await self.store.execute_alone(
                 "signal_waiting",
-                (SIGNAL_TOPIC, unit.EVENT_TOPIC),
+                (SIGNAL_TOPIC, topics.EVENT_TOPIC),
                 partition_key=ids.partition_of(delivery.execution_id),
                 execution_id=ids.uuid_of(delivery.execution_id),
                 **structs.asdict(sure),
@@ -291,7 +291,7 @@ class SignalOperations(Waitpoints):
 
         async def lock(tx: Transaction) -> suspensions.Suspending | None:
             """None once the wait is met."""
-            subject = await unit.lock_subject(tx, opened.execution_id)
+            subject = await shell.lock_subject(tx, opened.execution_id)
             if await _is_met(tx, subject, named):
                 return None
             return await suspensions.lock_suspending(tx, subject, request)
@@ -301,7 +301,7 @@ class SignalOperations(Waitpoints):
                 return Decision(answer=True)
             return decide_take(
                 what.subject,
-                unit.fence_of(opened),
+                shell.fence_of(opened),
                 what.request,
                 what.found,
                 timing,
@@ -314,7 +314,7 @@ class SignalOperations(Waitpoints):
 
     async def _may_keep(self, handle: Handle) -> bool:
         """A look without locks: most of the time there is nothing to take."""
-        key = unit.execution_key(handle.execution_id)
+        key = shell.execution_key(handle.execution_id)
 
         async def body(reader: Reader) -> bool:
             execution = await reader.get_one(Execution, key)
@@ -367,7 +367,7 @@ def _hint(tx: Saving, execution: Execution) -> None:
         tx.hint(kept_topic(execution.worker_instance_id))
     if execution.ready:
         # A claim passes by what we have locked here, and has to look again.
-        tx.hint(unit.ready_topic(execution.lane_id))
+        tx.hint(topics.ready_topic(execution.lane_id))
 
 
 def _delivery(
@@ -429,10 +429,10 @@ async def _read_receiver(delivery: Delivery, tx: Unlocked) -> _Receiver | None:
 async def _lock_receiver(delivery: Delivery, tx: Transaction) -> _Receiver:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
     key = await _key_of(tx, delivery)
-    execution = await tx.lock_one(Execution, unit.execution_key(delivery.execution_id))
+    execution = await tx.lock_one(Execution, shell.execution_key(delivery.execution_id))
     if execution is None:
         return await _receive(tx, delivery, key, None)
-    opened = await unit.lock_open(tx, [execution])
+    opened = await shell.lock_open(tx, [execution])
     subject = Subject(
         execution=execution,
         attempt=None,

@@ -16,8 +16,8 @@ from flowfabric.core.records import Execution, Step, StepKind, Waiter
 from flowfabric.core.results import HandedBack, Moved
 from flowfabric.core.steps import NewStep, StepStored, decide_record, in_order
 from flowfabric.core.transitions import Changes, Timing, change, combine
-from flowfabric.engine import unit
-from flowfabric.engine.unit import Swept
+from flowfabric.engine import shell, topics
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.store.mapping import answers_of
@@ -40,14 +40,14 @@ class StoredRow(Struct, frozen=True, gc=False, array_like=True):
     now_ms: int
 
 
-class Steps(unit.Group):
+class Steps(shell.Group):
     async def record_steps(
         self, reports: Sequence[StepReport]
     ) -> list[StepStored | FlowFabricError]:
         """Store finished steps, each under its handle's fence. Safe to repeat."""
         checks.check_list("reports", reports, 0, BATCH_MAX)
         packed = await self.shell.values.through_all(reports, self._packed_report)
-        checked = [unit.value_or_error(self._check_report, report) for report in packed]
+        checked = [shell.value_or_error(self._check_report, report) for report in packed]
         given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
         sure = await self._record_sure(list(given), list(given.values())) if given else {}
         answers: list[StepStored | FlowFabricError] = []
@@ -93,7 +93,7 @@ class Steps(unit.Group):
             results=[step.result for step in steps],
             sleeps_ms=[step.sleep_ms for step in steps],
             durations_ms=[step.duration_ms for step in steps],
-            **unit.lease_columns([report.handle for report in reports]),
+            **shell.lease_columns([report.handle for report in reports]),
         )
         return {
             places[row.position]: StepStored(at_ms=row.now_ms)
@@ -101,11 +101,11 @@ class Steps(unit.Group):
         }
 
     async def _record_one(self, report: StepReport) -> StepStored | FlowFabricError:
-        key = (*unit.execution_key(report.handle.execution_id), report.step.step_key)
+        key = (*shell.execution_key(report.handle.execution_id), report.step.step_key)
 
         async def body(tx: Transaction) -> StepStored | FlowFabricError:
             stored = await tx.get_one(Step, key)
-            ask = unit.held_ask(
+            ask = shell.held_ask(
                 report.handle,
                 lambda subject, fence, timing: decide_record(
                     subject, fence, report.step, stored, timing
@@ -149,12 +149,12 @@ class Steps(unit.Group):
 
         async def body(tx: Transaction) -> Moved | FlowFabricError:
             everyone = sorted({*asked, opened.execution_id})
-            found = await tx.lock(Execution, [unit.execution_key(each) for each in everyone])
+            found = await tx.lock(Execution, [shell.execution_key(each) for each in everyone])
             awaited = {e.execution_id: e for e in found.values() if e.execution_id in asked}
             if len(awaited) < len(asked):
                 raise NotFound("execution", min(asked - awaited.keys()))
-            check_awaitable(found.get(unit.execution_key(opened.execution_id)), awaited)
-            ask = unit.held_ask(
+            check_awaitable(found.get(shell.execution_key(opened.execution_id)), awaited)
+            ask = shell.held_ask(
                 opened,
                 lambda subject, fence, timing: decide_await(
                     subject, fence, awaited, until_ms, timing
@@ -166,7 +166,7 @@ class Steps(unit.Group):
                 await tx.insert_new(waiters)
             return outcome
 
-        return unit.answered(await self.store.transact(body))
+        return shell.answered(await self.store.transact(body))
 
     async def wake_awaiting(self, *, limit: int = SWEEP_BATCH) -> Swept:
         """Make executions ready that wait for one that has ended."""
@@ -183,21 +183,21 @@ class Steps(unit.Group):
 
     async def _wake(self, tx: Transaction, ended: Sequence[ExecutionId]) -> int:
         """Return for how many of them every waiter was woken; a locked one delays no other."""
-        waiters = await tx.select_records(Waiter, "list_waiters", **unit.id_columns(ended))
+        waiters = await tx.select_records(Waiter, "list_waiters", **shell.id_columns(ended))
         waiting = sorted({parse_execution_id(waiter.waiting) for waiter in waiters})
-        held = await unit.lock_free(tx, waiting)
+        held = await shell.lock_free(tx, waiting)
         late = {each for each in waiters if parse_execution_id(each.waiting) in held}
         notified = {*ended}.difference(each.execution_id for each in late)
         # Locked once more, now as records: the rows are held already.
-        done = await tx.lock(Execution, [unit.execution_key(each) for each in sorted(notified)])
-        subjects = await unit.lock_subjects(tx, [each for each in waiting if each not in held])
+        done = await tx.lock(Execution, [shell.execution_key(each) for each in sorted(notified)])
+        subjects = await shell.lock_subjects(tx, [each for each in waiting if each not in held])
         timing = self.shell.timing(await tx.now_ms())
         woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())
         cleared = tuple(
             change(execution, timing.now_ms, awaited=False) for execution in done.values()
         )
         await tx.save(Changes(updates=(*woken.updates, *cleared), events=woken.events))
-        unit.hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
+        topics.hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
         return len(done)
 
     # Giving work back
@@ -205,7 +205,7 @@ class Steps(unit.Group):
     async def hand_back(self, handle: Handle | bytes, *, reason: str) -> HandedBack:
         """Return a lease before it ends; the execution is ready for another worker at once."""
         (outcome,) = await self.hand_back_many([handle], reason=reason)
-        return unit.answered(outcome)
+        return shell.answered(outcome)
 
     async def hand_back_many(
         self, handles: Sequence[Handle | bytes], *, reason: str
@@ -213,11 +213,11 @@ class Steps(unit.Group):
         """Return many leases at once; each gets its own answer or error."""
         checks.check_list("handles", handles, 0, BATCH_MAX)
         why = checks.check_reason(reason)
-        opened = [unit.value_or_error(self.shell.open_handle, handle) for handle in handles]
+        opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
         nothing: dict[int, HandedBack] = {}
 
-        def ask(handle: Handle) -> unit.Ask[HandedBack]:
-            return unit.held_ask(
+        def ask(handle: Handle) -> shell.Ask[HandedBack]:
+            return shell.held_ask(
                 handle,
                 lambda subject, fence, timing: decide_hand_back(subject, fence, why, timing),
             )
@@ -287,14 +287,14 @@ async def wake_stranded(
     tx: Transaction, waits: Sequence[Waiter], timing: Callable[[int], Timing]
 ) -> int:
     """Decide again under lock: the problem may have resolved itself since. How many were woken."""
-    subjects = await unit.lock_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
+    subjects = await shell.lock_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
     there = await tx.get(
-        Execution, sorted({unit.execution_key(each.execution_id) for each in waits})
+        Execution, sorted({shell.execution_key(each.execution_id) for each in waits})
     )
     lost = {
-        (*unit.execution_key(each.execution_id), each.waiting)
+        (*shell.execution_key(each.execution_id), each.waiting)
         for each in waits
-        if unit.execution_key(each.execution_id) not in there
+        if shell.execution_key(each.execution_id) not in there
     }
     gone = await tx.lock(Waiter, sorted(lost))
     waiting = {parse_execution_id(each.waiting) for each in gone.values()}
@@ -305,5 +305,5 @@ async def wake_stranded(
         if execution_id in waiting
     )
     await tx.save(combine([woken, Changes(deletes=tuple(gone.values()))]))
-    unit.hint_about(tx, woken, at.now_ms)
+    topics.hint_about(tx, woken, at.now_ms)
     return len(woken.updates)

@@ -43,7 +43,7 @@ from flowfabric.core.streams import (
     decide_forget,
 )
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.unit import (
+from flowfabric.engine.shell import (
     Group,
     Swept,
     answered,

@@ -29,7 +29,7 @@ from flowfabric.core.suspension import (
 )
 from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.waitpoints import Binding, SuspensionDetails, details_of
-from flowfabric.engine import unit, waitpoint_keys
+from flowfabric.engine import shell, waitpoint_keys
 from flowfabric.engine.reads import load_kept
 from flowfabric.store.base import Joined, Transaction, Unlocked
 
@@ -86,7 +86,7 @@ class SuspendOptions(TypedDict, total=False):
     """Take over every pending waitpoint of the condition's names in place of fresh ones."""
 
 
-class Suspensions(unit.Group):
+class Suspensions(shell.Group):
     async def suspend(
         self,
         handle: Handle | bytes,
@@ -100,12 +100,12 @@ class Suspensions(unit.Group):
         asks for.
         """
         # Refuse a handle that ended with its suspension first, before other arguments.
-        given = unit.value_or_error(self.shell.open_handle, handle)
+        given = shell.value_or_error(self.shell.open_handle, handle)
         if isinstance(given, errors.AlreadySuspended):
             raise given
         request = checked_request(resume_condition, options)
-        opened = unit.answered(given)
-        answer, _ = await self._suspend(opened.execution_id, unit.fence_of(opened), request)
+        opened = shell.answered(given)
+        answer, _ = await self._suspend(opened.execution_id, shell.fence_of(opened), request)
         return self._outcome(answer, opened)
 
     async def suspend_by_triple(
@@ -152,7 +152,7 @@ class Suspensions(unit.Group):
 
     async def expire_due_suspensions(
         self, *, limit: int = bounds.SWEEP_BATCH, only: events.ScannerFilter = events.EVERYBODY
-    ) -> unit.Swept:
+    ) -> shell.Swept:
         """Apply the timeouts of suspensions that last too long."""
         return await self.shell.sweep("due_suspensions", _expire, limit, only)
 
@@ -166,7 +166,7 @@ class Suspensions(unit.Group):
             return await _read_holder(tx, execution_id, request)
 
         async def lock(tx: Transaction) -> Suspending | _Repeat:
-            subject = await unit.lock_subject(tx, execution_id)
+            subject = await shell.lock_subject(tx, execution_id)
             repeat = await self._lock_repeat(tx, subject, request)
             if isinstance(repeat, _Repeat):
                 return repeat
@@ -256,7 +256,7 @@ class Suspensions(unit.Group):
 
 
 def _expire(subject: Subject, timing: Timing) -> Decision[resumption.ExpireResult]:
-    return resumption.decide_expire_suspension(subject, ids.SignalId(unit.new_uuid()), timing)
+    return resumption.decide_expire_suspension(subject, ids.SignalId(shell.new_uuid()), timing)
 
 
 async def _read_holder(
@@ -286,7 +286,7 @@ def _attempt_of(tx: Unlocked, execution: records.Execution, row: Joined) -> reco
         return stored
     tx.note_absent(
         records.Attempt,
-        [(*unit.execution_key(execution.execution_id), execution.current_attempt_index)],
+        [(*shell.execution_key(execution.execution_id), execution.current_attempt_index)],
     )
     return records.first_attempt(execution)
 
@@ -333,4 +333,4 @@ def new_ids_for(waitpoints: object) -> list[str]:
         if isinstance(waitpoints, list | tuple)
         else bounds.WAITPOINTS_PER_SUSPENSION_MAX
     )
-    return [unit.new_uuid() for _ in range(1 + min(count, bounds.WAITPOINTS_PER_SUSPENSION_MAX))]
+    return [shell.new_uuid() for _ in range(1 + min(count, bounds.WAITPOINTS_PER_SUSPENSION_MAX))]

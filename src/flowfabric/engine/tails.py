@@ -21,7 +21,8 @@ from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_bool, check_int
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.leases import check_attempt_index
-from flowfabric.engine import unit
+from flowfabric.engine import shell, topics
+from flowfabric.engine.shell import Shell
 from flowfabric.engine.streams import stream_topic
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ResourceExhausted
 from flowfabric.logs import open_log
@@ -81,8 +82,8 @@ class FinishedStep(Struct, frozen=True, kw_only=True):
     attempt_index: int
 
 
-class Tails(unit.Group):
-    def __init__(self, shell: unit.Shell) -> None:
+class Tails(shell.Group):
+    def __init__(self, shell: Shell) -> None:
         super().__init__(shell)
         self._slices = SharedReads(self._read_slice)
         self._places = SharedReads(self._read_on)
@@ -214,7 +215,7 @@ class Tails(unit.Group):
     async def last_frame_at(self, execution_id: str, attempt_index: int) -> int | None:
         """When an attempt last appended to its stream; None if it never has."""
         asked = self._check_key(execution_id, attempt_index)
-        key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
+        key = (*shell.execution_key(asked.execution_id), asked.attempt_index)
         stream = await self.get_one(streams.Stream, key)
         return None if stream is None else stream.last_frame_at_ms
 
@@ -223,7 +224,7 @@ class Tails(unit.Group):
     ) -> tails.SummaryDocument | None:
         """The summary of an attempt; None if it has none."""
         asked = self._check_key(execution_id, attempt_index)
-        key = (*unit.execution_key(asked.execution_id), asked.attempt_index)
+        key = (*shell.execution_key(asked.execution_id), asked.attempt_index)
 
         async def body(reader: Reader) -> tails.SummaryDocument | None:
             stream = await reader.get_one(streams.Stream, key)
@@ -270,7 +271,7 @@ class Tails(unit.Group):
         whose = events.check_scanner_filter(only)
         if whose == events.EVERYBODY:
             return
-        columns = unit.id_columns([execution_id])
+        columns = shell.id_columns([execution_id])
         if not await self.select_as(
             ExecutionId, "executions_like", execution_kind=None, **columns, **whose.parameters
         ):
@@ -293,7 +294,7 @@ async def standing_of(reader: Reader, keys: Sequence[StreamKey]) -> dict[StreamK
     found = await reader.select_as(
         Standing,
         "stream_facts",
-        **unit.id_columns([each.execution_id for each in keys]),
+        **shell.id_columns([each.execution_id for each in keys]),
         attempt_indexes=[each.attempt_index for each in keys],
     )
     return {keys[each.position]: each for each in found}
@@ -435,7 +436,7 @@ class StreamWatch:
 
     async def _run(self) -> None:
         with self._store.hints(
-            [unit.COMPLETION_TOPIC, unit.LOST_TOPIC, unit.ATTEMPT_TOPIC]
+            [topics.COMPLETION_TOPIC, topics.LOST_TOPIC, topics.ATTEMPT_TOPIC]
         ) as hints:
             while self._waiting:
                 await hints.look_out(LOOK_AGAIN_S, LOOK_AGAIN_MAX_S)

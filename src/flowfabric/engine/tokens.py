@@ -10,7 +10,7 @@ from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.tokens import ApiToken
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import paging, unit
+from flowfabric.engine import paging, shell
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -26,7 +26,7 @@ class TokenPage(Struct, frozen=True, kw_only=True):
     next_cursor: str | None
 
 
-class Tokens(unit.Group):
+class Tokens(shell.Group):
     async def create_token(
         self,
         name: str,

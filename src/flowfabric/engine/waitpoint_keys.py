@@ -19,7 +19,7 @@ from flowfabric.core import waitpoints
 from flowfabric.core.bounds import ROTATION_GRACE_MS
 from flowfabric.core.records import HmacKey
 from flowfabric.core.transitions import Changes
-from flowfabric.engine import unit
+from flowfabric.engine import shell
 from flowfabric.store.base import Reader, Transaction
 
 
@@ -116,7 +116,7 @@ async def _rotate(
     )
 
 
-class WaitpointKeys(unit.Group):
+class WaitpointKeys(shell.Group):
     async def seed_waitpoint_hmac_secret(self, kid: str, secret_hex: str) -> Seeded | AlreadySeeded:
         """Install the first key. Safe to call at every start."""
         secret = waitpoints.check_secret(

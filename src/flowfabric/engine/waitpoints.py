@@ -34,7 +34,7 @@ from flowfabric.core.records import (
 from flowfabric.core.steps import in_order
 from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
-from flowfabric.engine import paging, unit, waitpoint_keys
+from flowfabric.engine import paging, shell, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import CodecFailed, NotFound
 from flowfabric.store.base import Joined, Reader, Row, Transaction
@@ -208,7 +208,7 @@ class SuspendedCursor(Struct, frozen=True):
 PROACTIVE_CLOSE = "proactive_close"
 
 
-class Waitpoints(unit.Group):
+class Waitpoints(shell.Group):
     async def create_waitpoint(
         self,
         handle: Handle | bytes,
@@ -229,7 +229,7 @@ class Waitpoints(unit.Group):
         opened = self.shell.open_handle(handle)
         check_int("expires_in_ms", expires_in_ms, 1, bounds.WAITPOINT_TTL_MS_MAX)
         named = (
-            unit.new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
+            shell.new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
         )
         key = f"wpk:{named}" if waitpoint_key is None else waitpoint_key
         bound = waitpoints.BoundWaitpoint(
@@ -239,7 +239,7 @@ class Waitpoints(unit.Group):
         )
 
         async def lock(tx: Transaction) -> tuple[Subject, Sequence[HmacKey], Waitpoint | None]:
-            subject = await unit.lock_subject(tx, opened.execution_id)
+            subject = await shell.lock_subject(tx, opened.execution_id)
             keys = await waitpoint_keys.ensure_keys(tx)
             if waitpoint_id is None:
                 return subject, keys, None
@@ -249,7 +249,7 @@ class Waitpoints(unit.Group):
             found: tuple[Subject, Sequence[HmacKey], Waitpoint | None], timing: Timing
         ) -> Decision[waitpoints.PendingWaitpoint]:
             subject, keys, made = found
-            fence = unit.fence_of(opened)
+            fence = shell.fence_of(opened)
             if made is not None:
                 return decide_repeat_waitpoint(
                     subject, fence, bound, made, expires_in_ms, keys, timing
@@ -280,7 +280,7 @@ class Waitpoints(unit.Group):
         given = leases.check_fence_given(fence, source)
 
         async def lock(tx: Transaction) -> tuple[Subject, Waitpoint | None]:
-            subject = await unit.lock_subject(tx, asked)
+            subject = await shell.lock_subject(tx, asked)
             return subject, await find_waitpoint(tx, subject, named)
 
         def decide(
@@ -298,7 +298,7 @@ class Waitpoints(unit.Group):
 
     async def expire_due_waitpoints(
         self, *, limit: int = bounds.SWEEP_BATCH, only: events.ScannerFilter = events.EVERYBODY
-    ) -> unit.Swept:
+    ) -> shell.Swept:
         """Close pending waitpoints that no suspension took over in time."""
         return await self.shell.sweep(
             "due_waitpoints",
@@ -318,7 +318,7 @@ class Waitpoints(unit.Group):
         while the pause lasts, and with what its waitpoints got and no wait has used so far.
         """
         opened = self.shell.verify_handle(handle)
-        partition_key, _ = unit.execution_key(opened.execution_id)
+        partition_key, _ = shell.execution_key(opened.execution_id)
 
         async def body(reader: Reader) -> tuple[ResumeSignal, ...]:
             last = await reader.select_records(
@@ -351,7 +351,7 @@ class Waitpoints(unit.Group):
         """
         asked = self.shell.check_execution_id(execution_id)
         named = SuspensionId(parse_uuid("suspension_id", suspension_id))
-        partition_key, _ = unit.execution_key(asked)
+        partition_key, _ = shell.execution_key(asked)
         rows = await self.store.read(
             lambda reader: reader.select(
                 "read_suspension",
@@ -369,7 +369,7 @@ class Waitpoints(unit.Group):
     async def read_progress(self, execution_id: str) -> PastRuns:
         """Where the next run of a handler continues: its steps, and how the last pause ended."""
         asked = self.shell.check_execution_id(execution_id)
-        partition_key, _ = unit.execution_key(asked)
+        partition_key, _ = shell.execution_key(asked)
         rows = await self.store.read(
             lambda reader: reader.select_joined(
                 (Step, Suspension, SignalRecord),
@@ -407,7 +407,7 @@ class Waitpoints(unit.Group):
         start = (
             "00000000-0000-0000-0000-000000000000" if after is None else parse_uuid("after", after)
         )
-        partition_key, _ = unit.execution_key(asked)
+        partition_key, _ = shell.execution_key(asked)
 
         async def body(reader: Reader) -> WaitpointPage:
             if await find(reader, asked) is None:
@@ -489,7 +489,7 @@ class Waitpoints(unit.Group):
         named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
 
         async def body(reader: Reader) -> tuple[Waitpoint | None, Sequence[HmacKey], int]:
-            key = (*unit.execution_key(asked), named)
+            key = (*shell.execution_key(asked), named)
             waitpoint = await reader.get_one(Waitpoint, key)
             return waitpoint, await waitpoint_keys.load_keys(reader), await reader.now_ms()
 
@@ -504,7 +504,7 @@ class Waitpoints(unit.Group):
         self, execution_id: ExecutionId, waitpoint_id: WaitpointId
     ) -> waitpoints.WaitpointToken | None:
         async def body(tx: Transaction) -> waitpoints.WaitpointToken | None:
-            subject = (await unit.lock_subjects(tx, [execution_id])).get(execution_id)
+            subject = (await shell.lock_subjects(tx, [execution_id])).get(execution_id)
             if subject is None:
                 return None
             waitpoint = await find_waitpoint(tx, subject, waitpoint_id)

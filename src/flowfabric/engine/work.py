@@ -20,7 +20,7 @@ from flowfabric.core.leases import Fence, check_fence_given
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import FailedStep
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.engine import unit
+from flowfabric.engine import shell, topics
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.steps import Steps
@@ -67,10 +67,10 @@ class FailureReport(Struct, frozen=True, kw_only=True):
     """The step whose failure it is, if it is one."""
 
 
-def completion_ask(opened: HeldCompletion) -> unit.Ask[results.Completed]:
+def completion_ask(opened: HeldCompletion) -> shell.Ask[results.Completed]:
     handle, completion = opened
     result, encoding = completion.result or None, completion.result_encoding
-    return unit.held_ask(
+    return shell.held_ask(
         handle,
         lambda subject, fence, timing: executions.decide_complete(
             subject, fence, result, encoding, timing
@@ -135,7 +135,7 @@ class Work(Creation, Operators, Steps):
         """Check completions, and pack their results as they are stored."""
         checks.check_list("completions", completions, 0, BATCH_MAX)
         packed = await self.shell.values.through_all(completions, self._packed)
-        return [unit.value_or_error(self._open_completion, completion) for completion in packed]
+        return [shell.value_or_error(self._open_completion, completion) for completion in packed]
 
     async def complete_opened(
         self, opened: Sequence[HeldCompletion | FlowFabricError]
@@ -172,21 +172,21 @@ class Work(Creation, Operators, Steps):
         places, handles = list(given), [handle for handle, _ in given.values()]
         (row,) = await self.store.execute_alone(
             "complete_leased",
-            (unit.COMPLETION_TOPIC,),
+            (topics.COMPLETION_TOPIC,),
             results=[each.result or None for _, each in given.values()],
             result_encodings=[each.result_encoding for _, each in given.values()],
-            **unit.lease_columns(handles),
+            **shell.lease_columns(handles),
         )
         answer = msgspec.convert(row, CompletedRow, strict=False)
-        topics = unit.topics_after(
+        woken = topics.topics_after(
             lanes=self.gated.lanes_released(handles),
             ended=answer.completed > 0,
             awaited=answer.awaited,
             in_flow=answer.in_flow,
         )
-        for topic in topics - {unit.COMPLETION_TOPIC}:
+        for topic in woken - {topics.COMPLETION_TOPIC}:
             self.store.hint(topic)
-        if unit.DISPATCH_TOPIC in topics:
+        if topics.DISPATCH_TOPIC in woken:
             # Give a dispatcher in this process a turn first: it releases dependents.
             await asyncio.sleep(0)
         return {
@@ -259,11 +259,11 @@ class Work(Creation, Operators, Steps):
     ) -> list[results.FailResult | FlowFabricError]:
         """Report many failed attempts at once; each gets its own answer or error."""
         checks.check_list("reports", reports, 0, BATCH_MAX)
-        opened = [unit.value_or_error(self._report_ask, report) for report in reports]
+        opened = [shell.value_or_error(self._report_ask, report) for report in reports]
         sure: dict[int, results.FailResult] = {}
         return await self.shell.decide_rest(opened, sure, lambda ask: ask)
 
-    def _report_ask(self, report: object) -> unit.Ask[results.FailResult]:
+    def _report_ask(self, report: object) -> shell.Ask[results.FailResult]:
         if not isinstance(report, FailureReport):
             raise InvalidInput("reports", "must be a list of FailureReport", report)
         handle = self.shell.open_handle(report.handle)
@@ -271,7 +271,7 @@ class Work(Creation, Operators, Steps):
             check_failure(report.reason, report.failure_class, report.category, report.traceback),
             step=check_failed_step(report.step),
         )
-        return unit.held_ask(
+        return shell.held_ask(
             handle,
             lambda subject, fence, timing: executions.decide_fail(subject, fence, failure, timing),
         )

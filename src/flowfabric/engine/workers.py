@@ -23,11 +23,11 @@ from flowfabric.core.records import Lane
 from flowfabric.core.results import AlreadySatisfied, Revoked
 from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
-from flowfabric.engine import paging, unit
+from flowfabric.engine import paging, shell
 from flowfabric.engine.gates import ClaimQuery
 from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.leases import check_query, check_worker
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.store.base import Key, Reader, Transaction
 
 ROUNDS_MAX = 1_000
@@ -47,7 +47,7 @@ class Held(Struct, frozen=True, kw_only=True):
     held: int
 
 
-class Workers(unit.Group):
+class Workers(shell.Group):
     async def register_worker(
         self,
         lane_ids: workers.LaneWeights,
@@ -76,7 +76,7 @@ class Workers(unit.Group):
             liveness_ttl_ms=workers.check_liveness(liveness_ttl_ms),
             uptime_ms=check_int("uptime_ms", uptime_ms, 0, bounds.TIME_MS_MAX),
         )
-        event_id = unit.new_uuid()
+        event_id = shell.new_uuid()
 
         async def body(tx: Transaction) -> workers.Registered | workers.Refreshed:
             # A claim that keeps work back for want of workers locks its lane, too.
@@ -117,7 +117,7 @@ class Workers(unit.Group):
         key = _key(worker_instance_id, namespace)
         why = workers.check_dead_reason(reason)
         check_bool("revoke_leases", revoke_leases)
-        event_id = unit.new_uuid()
+        event_id = shell.new_uuid()
 
         async def body(tx: Transaction) -> tuple[bool, Swept]:
             worker = await _lock(tx, key)
@@ -165,7 +165,7 @@ class Workers(unit.Group):
                 now_ms=timing.now_ms,
             )
 
-        asks = [unit.Ask(each, decide) for each in held]
+        asks = [shell.Ask(each, decide) for each in held]
         outcomes = await self.shell.decide_in(tx, asks)
         acted = sum(isinstance(outcome, Revoked) for outcome in outcomes)
         return Swept(acted=acted, full=len(held) == bounds.SWEEP_BATCH)
@@ -243,7 +243,7 @@ class Workers(unit.Group):
     async def expire_workers(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
         """Forget workers that were silent for too long, and what happened to workers long ago."""
         check_int("limit", limit, 1, bounds.BATCH_MAX)
-        event_ids = [unit.new_uuid() for _ in range(limit)]
+        event_ids = [shell.new_uuid() for _ in range(limit)]
         keep_ms = self.shell.config.event_retention_ms
 
         async def body(tx: Transaction) -> Swept:

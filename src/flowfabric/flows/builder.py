@@ -30,7 +30,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import new_uuid
+from flowfabric.engine.shell import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.nodes import NAME_TAG, AllOf, AnyOf, Node, NodeNames, Quorum, When
 from flowfabric.flows.run import FlowRun

@@ -16,7 +16,7 @@ from flowfabric.core.results import CancelFlowResult
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import FlowSummary
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
 from flowfabric.flows.nodes import Node
 from flowfabric.outages import statements_within

@@ -31,7 +31,7 @@ from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.workers import STOPPED, LaneShares, LaneWeights, Refreshed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics
-from flowfabric.engine.unit import LOST_TOPIC
+from flowfabric.engine.topics import LOST_TOPIC
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import FOR_NOBODY, first_of, level_of, statements_within

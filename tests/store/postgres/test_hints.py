@@ -11,7 +11,7 @@ from flowfabric import connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.unit import COMPLETION_TOPIC
+from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.errors import Transport
 from flowfabric.outages import statements_within
 from flowfabric.store.base import HintListener, Store, Transaction

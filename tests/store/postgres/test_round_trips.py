@@ -17,7 +17,7 @@ from flowfabric.core.workers import Refreshed
 from flowfabric.engine import gates
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspensions import SuspendOutcome
-from flowfabric.engine.unit import DISPATCH_TOPIC
+from flowfabric.engine.topics import DISPATCH_TOPIC
 from flowfabric.engine.waitpoints import claimed_progress
 from tests.conformance.graphs import new_graph
 

@@ -8,7 +8,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
-from flowfabric.engine.unit import Swept
+from flowfabric.engine.shell import Swept
 from flowfabric.errors import LeaseExpired
 from flowfabric.store.sqlite.connection import Machine, MachineClock
 from flowfabric.store.sqlite.store import SqliteStore
