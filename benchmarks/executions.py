@@ -8,7 +8,7 @@ from benchmarks.report import rates
 from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from tests.postgres import server_version
 
 COUNTS = {1: 1_000, 10: 5_000, 100: 20_000}

@@ -12,7 +12,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_endings import WaitIndefinite
 from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.core.ids import ExecutionId
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from benchmarks.report import figures
 from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import ClaimGrant
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from tests.postgres import server_version
 
 SETS = 10

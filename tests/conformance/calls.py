@@ -9,10 +9,10 @@ from flowfabric.core.records import FailedStep
 from flowfabric.core.results import Claimed, ReclaimGrant
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.core.streams import NewFrame
+from flowfabric.engine.executions import Completion, FailureReport
 from flowfabric.engine.ledger import Usage
 from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.engine.work import Completion, FailureReport
 from tests.conformance.given import NOBODY, WORKER, Given, fence_of, new
 
 Arguments = Mapping[str, object]
@@ -28,7 +28,7 @@ BY_ID = (
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
     "expire_workers", "return_due_grants", "trim_events", "trim_guards", "trim_routes",
-    "trim_streams",
+    "trim_streams", "wake_awaiting",
 )  # fmt: skip
 SCOPED_SWEEPS = (
     "expire_due_attempts", "expire_due_deadlines", "expire_due_suspensions",
@@ -45,7 +45,7 @@ async def valid_calls(given: Given) -> dict[str, Arguments]:
     blocked = (await given.blocked()).execution_id
     return (
         claiming()
-        | holding(running)
+        | holding(running, waiting)
         | operating(running, waiting, ended)
         | reading(waiting)
         | {"accept_changes": {"execution_id": blocked}}
@@ -201,7 +201,7 @@ def claiming() -> dict[str, Arguments]:
     }
 
 
-def holding(running: Claimed) -> dict[str, Arguments]:
+def holding(running: Claimed, waiting: ExecutionId) -> dict[str, Arguments]:
     by_handle: Arguments = {"handle": running.handle}
     by_fence: Arguments = {"execution_id": running.execution_id, "fence": fence_of(running)}
     result: Arguments = {"result": b"done", "result_encoding": "json"}
@@ -229,6 +229,7 @@ def holding(running: Claimed) -> dict[str, Arguments]:
         "update_progress": {**by_fence, "percent": 5, "message": "on it"},
         "delay": {**by_handle, "delay_until_ms": 5},
         "wait_children": by_handle,
+        "await_executions": {**by_handle, "execution_ids": [waiting], "until_ms": 5},
         "block_on_code": {
             **by_handle,
             "step_key": "charge",
@@ -236,6 +237,8 @@ def holding(running: Claimed) -> dict[str, Arguments]:
             "advice": "mend",
         },
         "cancel": {**by_handle, "reason": "no"},
+        "hand_back": {**by_handle, "reason": "stopping"},
+        "hand_back_many": {"handles": [running.handle], "reason": "stopping"},
         "append_frame": {**by_handle, "frame": FRAME, "retention_maxlen": 5},
         "append_frames": {"appends": [FrameAppend(handle=running.handle, frames=(FRAME,))]},
     }

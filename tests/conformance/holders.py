@@ -6,7 +6,7 @@ from msgspec import structs
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.leases import Fence
-from flowfabric.engine.work import Completion, FailureReport
+from flowfabric.engine.executions import Completion, FailureReport
 from tests.conformance.observed import call
 
 

@@ -18,14 +18,15 @@ from flowfabric import Engine, FlowFabricError
 from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.details import Details
+from flowfabric.engine.executions import Executions
 from flowfabric.engine.flow_operators import FlowReplays
 from flowfabric.engine.grants import Grants
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.operators import Operators
+from flowfabric.engine.parking import ParkingOperations
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.tails import Tails
-from flowfabric.engine.work import Work
 from flowfabric.engine.workers import Workers
 from flowfabric.errors import Validation
 from tests.conformance.calls import Arguments, valid_calls
@@ -37,8 +38,9 @@ GROUPS = (
     Leases,
     Workers,
     Grants,
-    Work,
+    Executions,
     Operators,
+    ParkingOperations,
     Reads,
     Details,
     FlowReplays,
@@ -64,7 +66,7 @@ TEXTS_BEYOND = ("x" * 100_000, "a\x00b", "\ud800")
 CLAMPED = {("change_priority", "new_priority"), ("NewExecution", "priority")}
 MESSAGES = {
     "cancel", "cancel_execution", "cancel_executions", "cancel_matching", "fail", "fail_execution",
-    "revoke_lease", "FailureReport",
+    "hand_back", "hand_back_many", "revoke_lease", "FailureReport",
 }  # fmt: skip
 """Their reasons and tracebacks are for people: whatever is said is kept, if need be shortened."""
 WITH_RULES_OF_ITS_OWN = {("NewExecution", "policy"), ("Fence", "by_handle")}

@@ -8,7 +8,7 @@ from flowfabric import Engine, EngineConfig
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.results import Completed
 from flowfabric.core.states import AttemptLifecycle, PublicState
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from flowfabric.errors import ExecutionNotActive, InvalidInput, PayloadTooLarge
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import attempt_ended, completion_event, ended, lease_event

@@ -7,7 +7,7 @@ from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import RetryScheduled, TerminalFailed
 from flowfabric.core.states import AttemptLifecycle, FailureClass, PublicState
-from flowfabric.engine.work import FailureReport
+from flowfabric.engine.executions import FailureReport
 from flowfabric.errors import ExecutionNotActive
 from flowfabric.testing import SettableClock
 from tests.conformance.expected import (

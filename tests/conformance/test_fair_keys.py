@@ -9,7 +9,7 @@ from flowfabric import Engine
 from flowfabric.core.gates import GateName, GateOwner
 from flowfabric.core.handles import Handle
 from flowfabric.core.results import Created
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from tests.conformance.given import WORKER, new
 
 CAP = "7d9f2c1e-1a1b-4c4d-8e8f-0000000000fa"

@@ -10,9 +10,9 @@ from flowfabric.core.checks import CSV_MAX_BYTES, TAG_VALUE_MAX_BYTES
 from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import ScheduleDefinition
+from flowfabric.engine.executions import Completion
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.shell import Swept
-from flowfabric.engine.work import Completion
 from flowfabric.errors import InvalidInput
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock

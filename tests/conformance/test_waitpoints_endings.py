@@ -8,7 +8,7 @@ from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.records import WaitpointState
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.waitpoints import PendingWaitpoint
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock

@@ -32,11 +32,11 @@ from flowfabric.core.states import PublicState
 from flowfabric.core.steps import StepStored
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.executions import Completion, FailureReport
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspensions import SuspendOptions, SuspendOutcome
 from flowfabric.engine.waitpoints import PastRuns, SuspensionView
-from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import BackendErrorKind, FlowFabricError, LeaseExpired, Transport
 from flowfabric.reconcilers import run_due
 from flowfabric.run import Run

@@ -30,7 +30,7 @@ from flowfabric.core.leases import decide_expire_lease, note_expired
 from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
 from flowfabric.core.states import FailureClass, LifecyclePhase, OwnershipState, PublicState
 from flowfabric.core.transitions import NO_CHANGES
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from flowfabric.errors import NotFound
 from tests.conformance.given import NO_GRANT
 from tests.properties.actions import (

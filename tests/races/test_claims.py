@@ -9,7 +9,7 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, uuid_of
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from tests.bulk import postgres_copies
 from tests.races.given import claim, create
 from tests.races.rival import DEADLOCKS, Rival

@@ -15,7 +15,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Completed
 from flowfabric.core.states import PublicState
 from flowfabric.core.tokens import Scope
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from flowfabric.limits import Limit
 from flowfabric.operations import BODY_BYTES_MAX, Reach, RemoteOperation
 from flowfabric.reconcilers import Supervisor

@@ -15,7 +15,7 @@ from flowfabric import App, Context, DoNotRetry, Retry, WorkerSettings
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.results import Completed
 from flowfabric.core.states import PublicState
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 from flowfabric.errors import ExecutionCancelled, ExecutionExpired, ExecutionFailed, FlowFabricError
 from tests.apps import PATIENCE_S, reached, working
 from tests.conformance.observed import execution_of

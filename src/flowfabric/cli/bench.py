@@ -20,7 +20,7 @@ from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 
 LANE: Final = "flowfabric.bench"
 KIND: Final = "flowfabric.bench"

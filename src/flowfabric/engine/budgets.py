@@ -19,6 +19,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.states import FailureClass
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import gates, paging
+from flowfabric.engine.executions import Executions, FailureReport
 from flowfabric.engine.ledger import (
     BudgetEntry,
     BudgetOutcome,
@@ -32,7 +33,6 @@ from flowfabric.engine.ledger import (
 )
 from flowfabric.engine.shell import Group, Shell, execution_key, value_or_error
 from flowfabric.engine.topics import EVENT_TOPIC, hint_if_soon
-from flowfabric.engine.work import FailureReport, Work
 from flowfabric.errors import BudgetExists, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -104,9 +104,9 @@ _SHOWN: Final = tuple(
 
 
 class Budgets(Group):
-    def __init__(self, shell: Shell, work: Work) -> None:
+    def __init__(self, shell: Shell, executions: Executions) -> None:
         super().__init__(shell)
-        self.work = work
+        self.executions = executions
 
     async def create_budget(
         self, definition: terms.BudgetDefinition, *, if_exists: str = "keep"
@@ -263,7 +263,7 @@ class Budgets(Group):
             and rules.fails(ledger.accounts[entry.budget_id].budget)
         ]
         if failures:
-            await self.work.fail_many(failures)
+            await self.executions.fail_many(failures)
 
     async def report_usage(
         self,

@@ -20,6 +20,7 @@ from flowfabric.engine.budget_sweeps import BudgetSweeps
 from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.details import Details
 from flowfabric.engine.events import Subscriptions
+from flowfabric.engine.executions import Executions
 from flowfabric.engine.flow_building import FlowBuilding
 from flowfabric.engine.flow_endings import FlowAudits
 from flowfabric.engine.flow_members import FlowMembers
@@ -40,7 +41,6 @@ from flowfabric.engine.tails import Tails
 from flowfabric.engine.tokens import Tokens
 from flowfabric.engine.values import Values
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
-from flowfabric.engine.work import Work
 from flowfabric.engine.workers import Workers
 from flowfabric.errors import OperationTimeout
 from flowfabric.store.base import Reader, Store
@@ -167,15 +167,15 @@ class Engine:
         self.store = shell.store
         self.config = shell.config
         self.deployment = shell.deployment
-        self.work = Work(shell)
+        self.executions = Executions(shell)
         self.lanes = Lanes(shell)
         self.workers = Workers(shell)
-        self.grants = Grants(shell, self.work)
+        self.grants = Grants(shell, self.executions)
         self.keeping_back = KeepingBack(shell)
-        self.schedules = Schedules(shell, self.work)
+        self.schedules = Schedules(shell, self.executions)
         self.limits = LimitOperations(shell)
-        self.budgets = Budgets(shell, self.work)
-        self.flows = Flows(shell, self.work)
+        self.budgets = Budgets(shell, self.executions)
+        self.flows = Flows(shell, self.executions)
         self.budget_sweeps = BudgetSweeps(shell, self.flows)
         self.pauses = Pauses(shell)
         self.reading = Reading(shell)
@@ -259,7 +259,7 @@ class Engine:
     @property
     def claims_again_in_s(self) -> float | None:
         """When a window opens that held up the last claim of limited work."""
-        return self.work.gated.again_in_s
+        return self.executions.gated.again_in_s
 
     @property
     def waiting_tails(self) -> int:
@@ -289,66 +289,66 @@ class Engine:
 
     # The life of an execution
 
-    check_request = operation("work", Work.check_request)
-    check_terms = operation("work", Work.check_terms)
-    check_payloads = operation("work", Work.check_payloads)
-    create_execution = operation("work", Work.create_execution)
-    create_executions = operation("work", Work.create_executions)
-    create_checked = operation("work", Work.create_checked)
-    create_executions_on = operation("work", Work.create_executions_on)
-    create_checked_on = operation("work", Work.create_checked_on)
-    create_executions_on_sync = operation("work", Work.create_executions_on_sync)
-    create_checked_on_sync = operation("work", Work.create_checked_on_sync)
-    enter_fence_on = operation("work", Work.enter_fence_on)
-    leave_fence_on = operation("work", Work.leave_fence_on)
-    enter_fence_on_sync = operation("work", Work.enter_fence_on_sync)
-    leave_fence_on_sync = operation("work", Work.leave_fence_on_sync)
-    claim = operation("work", Work.claim)
-    claim_many = operation("work", Work.claim_many)
-    renew = operation("work", Work.renew)
-    renew_many = operation("work", Work.renew_many)
-    find_lost_leases = operation("work", Work.find_lost_leases)
-    renew_lease = operation("work", Work.renew_lease)
-    record_steps = operation("work", Work.record_steps)
-    list_steps = operation("work", Work.list_steps)
-    await_executions = operation("work", Work.await_executions)
-    wake_awaiting = operation("work", Work.wake_awaiting)
-    hand_back = operation("work", Work.hand_back)
-    hand_back_many = operation("work", Work.hand_back_many)
+    check_request = operation("executions", Executions.check_request)
+    check_terms = operation("executions", Executions.check_terms)
+    check_payloads = operation("executions", Executions.check_payloads)
+    create_execution = operation("executions", Executions.create_execution)
+    create_executions = operation("executions", Executions.create_executions)
+    create_checked = operation("executions", Executions.create_checked)
+    create_executions_on = operation("executions", Executions.create_executions_on)
+    create_checked_on = operation("executions", Executions.create_checked_on)
+    create_executions_on_sync = operation("executions", Executions.create_executions_on_sync)
+    create_checked_on_sync = operation("executions", Executions.create_checked_on_sync)
+    enter_fence_on = operation("executions", Executions.enter_fence_on)
+    leave_fence_on = operation("executions", Executions.leave_fence_on)
+    enter_fence_on_sync = operation("executions", Executions.enter_fence_on_sync)
+    leave_fence_on_sync = operation("executions", Executions.leave_fence_on_sync)
+    claim = operation("executions", Executions.claim)
+    claim_many = operation("executions", Executions.claim_many)
+    renew = operation("executions", Executions.renew)
+    renew_many = operation("executions", Executions.renew_many)
+    find_lost_leases = operation("executions", Executions.find_lost_leases)
+    renew_lease = operation("executions", Executions.renew_lease)
+    record_steps = operation("executions", Executions.record_steps)
+    list_steps = operation("executions", Executions.list_steps)
+    await_executions = operation("executions", Executions.await_executions)
+    wake_awaiting = operation("executions", Executions.wake_awaiting)
+    hand_back = operation("executions", Executions.hand_back)
+    hand_back_many = operation("executions", Executions.hand_back_many)
     complete = operation("flows", Flows.complete)
     complete_many = operation("flows", Flows.complete_many)
-    complete_execution = operation("work", Work.complete_execution)
-    to_store = operation("work", Work.to_store)
-    from_store = operation("work", Work.from_store)
-    fail = operation("work", Work.fail)
-    fail_many = operation("work", Work.fail_many)
-    fail_execution = operation("work", Work.fail_execution)
-    delay = operation("work", Work.delay)
-    wait_children = operation("work", Work.wait_children)
-    progress = operation("work", Work.progress)
-    cancel = operation("work", Work.cancel)
-    delay_execution = operation("work", Work.delay_execution)
-    move_to_waiting_children = operation("work", Work.move_to_waiting_children)
-    update_progress = operation("work", Work.update_progress)
-    block_on_code = operation("work", Work.block_on_code)
-    release_blocked = operation("work", Work.release_blocked)
-    accept_changes = operation("work", Work.accept_changes)
-    cancel_execution = operation("work", Work.cancel_execution)
-    cancel_executions = operation("work", Work.cancel_executions)
-    revoke_lease = operation("work", Work.revoke_lease)
-    change_priority = operation("work", Work.change_priority)
-    mark_lease_expired_if_due = operation("work", Work.mark_lease_expired_if_due)
-    promote_delayed = operation("work", Work.promote_delayed)
-    expire_execution = operation("work", Work.expire_execution)
-    expire_due_leases = operation("work", Work.expire_due_leases)
-    promote_due_delays = operation("work", Work.promote_due_delays)
-    expire_due_attempts = operation("work", Work.expire_due_attempts)
-    expire_due_deadlines = operation("work", Work.expire_due_deadlines)
-    next_due = operation("work", Work.next_due)
-    trim_retention = operation("work", Work.trim_retention)
-    trim_events = operation("work", Work.trim_events)
-    trim_guards = operation("work", Work.trim_guards)
-    trim_routes = operation("work", Work.trim_routes)
+    complete_execution = operation("executions", Executions.complete_execution)
+    to_store = operation("executions", Executions.to_store)
+    from_store = operation("executions", Executions.from_store)
+    fail = operation("executions", Executions.fail)
+    fail_many = operation("executions", Executions.fail_many)
+    fail_execution = operation("executions", Executions.fail_execution)
+    delay = operation("executions", Executions.delay)
+    wait_children = operation("executions", Executions.wait_children)
+    progress = operation("executions", Executions.progress)
+    cancel = operation("executions", Executions.cancel)
+    delay_execution = operation("executions", Executions.delay_execution)
+    move_to_waiting_children = operation("executions", Executions.move_to_waiting_children)
+    update_progress = operation("executions", Executions.update_progress)
+    block_on_code = operation("executions", Executions.block_on_code)
+    release_blocked = operation("executions", Executions.release_blocked)
+    accept_changes = operation("executions", Executions.accept_changes)
+    cancel_execution = operation("executions", Executions.cancel_execution)
+    cancel_executions = operation("executions", Executions.cancel_executions)
+    revoke_lease = operation("executions", Executions.revoke_lease)
+    change_priority = operation("executions", Executions.change_priority)
+    mark_lease_expired_if_due = operation("executions", Executions.mark_lease_expired_if_due)
+    promote_delayed = operation("executions", Executions.promote_delayed)
+    expire_execution = operation("executions", Executions.expire_execution)
+    expire_due_leases = operation("executions", Executions.expire_due_leases)
+    promote_due_delays = operation("executions", Executions.promote_due_delays)
+    expire_due_attempts = operation("executions", Executions.expire_due_attempts)
+    expire_due_deadlines = operation("executions", Executions.expire_due_deadlines)
+    next_due = operation("executions", Executions.next_due)
+    trim_retention = operation("executions", Executions.trim_retention)
+    trim_events = operation("executions", Executions.trim_events)
+    trim_guards = operation("executions", Executions.trim_guards)
+    trim_routes = operation("executions", Executions.trim_routes)
 
     # Lanes
 

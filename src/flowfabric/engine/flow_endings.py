@@ -23,6 +23,7 @@ from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from flowfabric.engine import flow_queue, shell, topics
+from flowfabric.engine.executions import Completion, HeldCompletion, completion_ask
 from flowfabric.engine.flows import (
     TROUBLE,
     FlowGroup,
@@ -36,9 +37,8 @@ from flowfabric.engine.flows import (
     passed_to,
     skipped_among,
 )
+from flowfabric.engine.parking import find_stranded, wake_stranded
 from flowfabric.engine.shell import Swept
-from flowfabric.engine.steps import find_stranded, wake_stranded
-from flowfabric.engine.work import Completion, HeldCompletion, completion_ask
 from flowfabric.errors import (
     ExecutionNotTerminal,
     FlowFabricError,
@@ -120,16 +120,16 @@ class FlowEndings(FlowGroup):
         self, completions: Sequence[Completion]
     ) -> list[results.Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
-        opened = await self.work.open_completions(completions)
-        told = await self._tell_at_once(opened) if self.work.lone_members.in_hand else None
-        return await self.work.complete_opened(opened) if told is None else [told]
+        opened = await self.executions.open_completions(completions)
+        told = await self._tell_at_once(opened) if self.executions.lone_members.in_hand else None
+        return await self.executions.complete_opened(opened) if told is None else [told]
 
     async def _tell_at_once(
         self, opened: Sequence[HeldCompletion | FlowFabricError]
     ) -> results.Completed | None:
         """Complete a single member that is alone in its flow; None leaves all to others."""
         held = [each for each in opened if not isinstance(each, FlowFabricError)]
-        flows = [self.work.lone_members.end(handle.lease_id) for handle, _ in held]
+        flows = [self.executions.lone_members.end(handle.lease_id) for handle, _ in held]
         if len(opened) != 1 or not held or flows[0] is None:
             return None
         return await self._complete_and_tell(held[0], flows[0])
@@ -151,9 +151,9 @@ class FlowEndings(FlowGroup):
 
         completed = await self.store.try_unlocked(body)
         if completed is None:
-            self.work.lone_members.note_crowded(flow_id)
+            self.executions.lone_members.note_crowded(flow_id)
             return None
-        for lane in self.work.gated.lanes_released([handle]):
+        for lane in self.executions.gated.lanes_released([handle]):
             self.store.hint(topics.ready_topic(lane))
         return completed
 

@@ -143,7 +143,7 @@ class FlowMembers(FlowGroup):
         if request.execution_id is None:
             raise InvalidInput("execution_id", "must be given: see new_member_id")
         self.check_member_id(flow_id, request.execution_id)
-        return request if isinstance(request, Checked) else self.work.check_request(request)
+        return request if isinstance(request, Checked) else self.executions.check_request(request)
 
 
 def check_join(join: object) -> flow_joins.Join:

@@ -444,7 +444,7 @@ class FlowReplays(FlowGroup):
         """Cancel every unfinished execution that matches, newest first."""
 
         async def act(execution_ids: Sequence[str]) -> Sequence[object]:
-            return await self.work.cancel_executions(execution_ids, reason=reason)
+            return await self.executions.cancel_executions(execution_ids, reason=reason)
 
         unfinished = set(PublicState) - TERMINAL_STATES
         return await self._act_on_matching(matching, unfinished, act, limit)
@@ -532,7 +532,10 @@ class _Replaying:
             if (subject.execution.flow_id is not None) != (key in homes):
                 return None
         alone = [each for each in self.asked if shell.execution_key(each) not in homes]
-        asks = [self.engine.work.replay_ask(each, self.reason, self.requested_by) for each in alone]
+        asks = [
+            self.engine.executions.replay_ask(each, self.reason, self.requested_by)
+            for each in alone
+        ]
         decided: Answers = await self.engine.shell.decide_in(tx, asks)
         answers = iter(decided)
         return [

@@ -28,8 +28,8 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
 from flowfabric.engine import shell, topics
+from flowfabric.engine.executions import Executions
 from flowfabric.engine.shell import Shell
-from flowfabric.engine.work import Work
 from flowfabric.store.base import Reader, Transaction
 
 TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
@@ -171,9 +171,9 @@ def check_edge_id(edge_id: object) -> EdgeId:
 class FlowGroup(shell.Group):
     """Operations on flows."""
 
-    def __init__(self, shell: Shell, work: Work) -> None:
+    def __init__(self, shell: Shell, executions: Executions) -> None:
         super().__init__(shell)
-        self.work = work
+        self.executions = executions
 
     # Input
 

@@ -26,6 +26,7 @@ from flowfabric.core.records import GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
 from flowfabric.core.transitions import NO_CHANGES, Decision, Subject, Timing, combine
 from flowfabric.engine import leases, shell, topics
+from flowfabric.engine.executions import Executions
 from flowfabric.engine.gates import GATES_TOPIC, REMEMBERED_MAX, ClaimQuery
 from flowfabric.engine.grant_limits import (
     admit,
@@ -37,7 +38,6 @@ from flowfabric.engine.grant_limits import (
 from flowfabric.engine.keeping_back import find_kept_back, let_go
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.shell import Shell, Swept
-from flowfabric.engine.work import Work
 from flowfabric.engine.workers import present_workers
 from flowfabric.store.base import Parameter, Transaction
 
@@ -58,9 +58,9 @@ class ResumeToken(Struct, frozen=True, kw_only=True):
 
 
 class Grants(shell.Group):
-    def __init__(self, shell: Shell, work: Work) -> None:
+    def __init__(self, shell: Shell, executions: Executions) -> None:
         super().__init__(shell)
-        self._work = work
+        self._executions = executions
         self._limited_first = False
         self._after: dict[ClaimQuery, int] = {}
         """The limited route that was granted from last, by what was asked for."""
@@ -86,8 +86,8 @@ class Grants(shell.Group):
         request = _check_request(worker_id, worker_instance_id, capabilities, grant_ttl_ms)
         query = leases.check_query(lane_ids, kinds, capabilities, namespace)
 
-        shares = self._work.shares(worker_id, lane_ids)
-        limited = await self._work.gated.serves(query)
+        shares = self._executions.shares(worker_id, lane_ids)
+        limited = await self._executions.gated.serves(query)
         self._limited_first = not self._limited_first
 
         async def body(tx: Transaction) -> AnyGrant | None:
@@ -254,7 +254,7 @@ class Grants(shell.Group):
             attempt_index=_check_index("expected_attempt_index", expected_attempt_index),
         )
         granted = await self._use(execution_id, claim, grants.decide_claim_granted)
-        return await self._work.claimed(granted, lease_ttl_ms)
+        return await self._executions.claimed(granted, lease_ttl_ms)
 
     async def claim_resumed_execution(
         self,
@@ -283,7 +283,7 @@ class Grants(shell.Group):
             ),
         )
         granted = await self._use(execution_id, claim, grants.decide_claim_resumed)
-        return await self._work.claimed(granted, lease_ttl_ms)
+        return await self._executions.claimed(granted, lease_ttl_ms)
 
     async def claim_from_resume_grant(self, token: ResumeToken) -> results.Claimed | None:
         """The same from a grant alone; None when the execution has ended meanwhile."""
@@ -305,7 +305,7 @@ class Grants(shell.Group):
             return Decision(answer=made.answer, changes=made.changes)
 
         granted = await self._use(grant.execution_id, claim, decide)
-        return None if granted is None else await self._work.claimed(granted, ttl_ms)
+        return None if granted is None else await self._executions.claimed(granted, ttl_ms)
 
     async def reclaim_execution(
         self,
@@ -341,7 +341,7 @@ class Grants(shell.Group):
         outcome = await self._use(execution_id, claim, grants.decide_reclaim)
         if not isinstance(outcome, Granted):
             return outcome
-        return await self._work.claimed(outcome, lease_ttl_ms)
+        return await self._executions.claimed(outcome, lease_ttl_ms)
 
     async def issue_grant_and_claim(
         self,
@@ -375,7 +375,7 @@ class Grants(shell.Group):
             )
 
         granted = await self.shell.decide_loaded(load, decide)
-        return await self._work.claimed(granted, ttl_ms)
+        return await self._executions.claimed(granted, ttl_ms)
 
     def _check_claim(
         self,

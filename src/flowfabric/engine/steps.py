@@ -1,31 +1,24 @@
-"""Storing durable steps, waiting for other executions, and handing leases back."""
+"""Storing durable steps, and reading them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
 from flowfabric.core import checks
-from flowfabric.core.bounds import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX, SWEEP_BATCH
-from flowfabric.core.executions import decide_hand_back
+from flowfabric.core.bounds import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of, uuid_of
+from flowfabric.core.ids import partition_of, uuid_of
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
-from flowfabric.core.parking import check_awaitable, decide_await, decide_wake, new_waiter
 from flowfabric.core.policies import DURATION_MAX_MS
-from flowfabric.core.records import Execution, Step, StepKind, Waiter
-from flowfabric.core.results import HandedBack, Moved
+from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored, decide_record, in_order
-from flowfabric.core.transitions import Changes, Timing, change, combine
-from flowfabric.engine import shell, topics
-from flowfabric.engine.shell import Swept
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.engine import shell
+from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.store.mapping import answers_of
 
 STEPS_MAX = 1_000_000_000
 """What no number of a step exceeds."""
-AWAITED_MAX = 1_000
-"""How many executions one execution may wait for at a time."""
 
 
 class StepReport(Struct, frozen=True, kw_only=True, gc=False):
@@ -134,96 +127,6 @@ class Steps(shell.Group):
             )
         )
 
-    # Waiting for others
-
-    async def await_executions(
-        self, handle: Handle | bytes, execution_ids: Sequence[str], *, until_ms: int | None = None
-    ) -> Moved:
-        """Release the worker until any of the executions has ended, or until a given time."""
-        opened = self.shell.open_handle(handle)
-        checks.check_list("execution_ids", execution_ids, 1, AWAITED_MAX)
-        checks.check_optional_time("until_ms", until_ms)
-        asked = {self.shell.check_execution_id(each) for each in execution_ids}
-        if opened.execution_id in asked:
-            raise InvalidInput("execution_ids", "an execution cannot wait for itself")
-
-        async def body(tx: Transaction) -> Moved | FlowFabricError:
-            everyone = sorted({*asked, opened.execution_id})
-            found = await tx.lock(Execution, [shell.execution_key(each) for each in everyone])
-            awaited = {e.execution_id: e for e in found.values() if e.execution_id in asked}
-            if len(awaited) < len(asked):
-                raise NotFound("execution", min(asked - awaited.keys()))
-            check_awaitable(found.get(shell.execution_key(opened.execution_id)), awaited)
-            ask = shell.held_ask(
-                opened,
-                lambda subject, fence, timing: decide_await(
-                    subject, fence, awaited, until_ms, timing
-                ),
-            )
-            (outcome,) = await self.shell.decide_in(tx, [ask])
-            if not isinstance(outcome, FlowFabricError):
-                waiters = [new_waiter(each, opened.execution_id) for each in sorted(awaited)]
-                await tx.insert_new(waiters)
-            return outcome
-
-        return shell.answered(await self.store.transact(body))
-
-    async def wake_awaiting(self, *, limit: int = SWEEP_BATCH) -> Swept:
-        """Make executions ready that wait for one that has ended."""
-        checks.check_int("limit", limit, 1, BATCH_MAX)
-
-        async def body(tx: Transaction) -> Swept:
-            ended = await tx.select_as(ExecutionId, "ended_and_awaited", limit=limit)
-            if not ended:
-                return Swept(acted=0, full=False)
-            acted = await self._wake(tx, ended)
-            return Swept(acted=acted, full=len(ended) == limit, held=acted < len(ended))
-
-        return await self.store.transact(body)
-
-    async def _wake(self, tx: Transaction, ended: Sequence[ExecutionId]) -> int:
-        """Return for how many of them every waiter was woken; a locked one delays no other."""
-        waiters = await tx.select_records(Waiter, "list_waiters", **shell.id_columns(ended))
-        waiting = sorted({parse_execution_id(waiter.waiting) for waiter in waiters})
-        held = await shell.lock_free(tx, waiting)
-        late = {each for each in waiters if parse_execution_id(each.waiting) in held}
-        notified = {*ended}.difference(each.execution_id for each in late)
-        # Locked once more, now as records: the rows are held already.
-        done = await tx.lock(Execution, [shell.execution_key(each) for each in sorted(notified)])
-        subjects = await shell.lock_subjects(tx, [each for each in waiting if each not in held])
-        timing = self.shell.timing(await tx.now_ms())
-        woken = combine(decide_wake(subject, timing).changes for subject in subjects.values())
-        cleared = tuple(
-            change(execution, timing.now_ms, awaited=False) for execution in done.values()
-        )
-        await tx.save(Changes(updates=(*woken.updates, *cleared), events=woken.events))
-        topics.hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
-        return len(done)
-
-    # Giving work back
-
-    async def hand_back(self, handle: Handle | bytes, *, reason: str) -> HandedBack:
-        """Return a lease before it ends; the execution is ready for another worker at once."""
-        (outcome,) = await self.hand_back_many([handle], reason=reason)
-        return shell.answered(outcome)
-
-    async def hand_back_many(
-        self, handles: Sequence[Handle | bytes], *, reason: str
-    ) -> list[HandedBack | FlowFabricError]:
-        """Return many leases at once; each gets its own answer or error."""
-        checks.check_list("handles", handles, 0, BATCH_MAX)
-        why = checks.check_reason(reason)
-        opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
-        nothing: dict[int, HandedBack] = {}
-
-        def ask(handle: Handle) -> shell.Ask[HandedBack]:
-            return shell.held_ask(
-                handle,
-                lambda subject, fence, timing: decide_hand_back(subject, fence, why, timing),
-            )
-
-        return await self.shell.decide_rest(opened, nothing, ask)
-
 
 def check_step(step: object, result_bytes_max: int) -> NewStep:
     if not isinstance(step, NewStep):
@@ -250,60 +153,3 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     if step.name and kind is step.kind:
         return step
     return structs.replace(step, kind=kind, name=step.name or key)
-
-
-# Executions that wait for one that is gone ----------------------------------
-#
-# What others wait for is never trimmed, so there are none, unless rows were deleted by
-# hand. Nothing would ever tell them of an end: they are woken, and find out for themselves.
-
-
-class WaiterRow(Struct, frozen=True):
-    place: int
-    waiting: str
-    execution_id: ExecutionId | None
-    """None where nothing is wrong, in the last row of a page."""
-
-
-async def find_stranded(
-    tx: Transaction, after: str, limit: int
-) -> tuple[tuple[Waiter, ...], str | None]:
-    """The next waits for missing executions, and the last waiter looked at; None at the end."""
-    rows = await tx.select_as(WaiterRow, "audit_waiters", after=after, limit=limit)
-    lost = tuple(
-        Waiter(
-            partition_key=partition_of(row.execution_id),
-            execution_id=row.execution_id,
-            waiting=row.waiting,
-        )
-        for row in rows
-        if row.execution_id is not None
-    )
-    full = bool(rows) and rows[-1].place == limit
-    return lost, rows[-1].waiting if full else None
-
-
-async def wake_stranded(
-    tx: Transaction, waits: Sequence[Waiter], timing: Callable[[int], Timing]
-) -> int:
-    """Decide again under lock: the problem may have resolved itself since. How many were woken."""
-    subjects = await shell.lock_subjects(tx, {parse_execution_id(each.waiting) for each in waits})
-    there = await tx.get(
-        Execution, sorted({shell.execution_key(each.execution_id) for each in waits})
-    )
-    lost = {
-        (*shell.execution_key(each.execution_id), each.waiting)
-        for each in waits
-        if shell.execution_key(each.execution_id) not in there
-    }
-    gone = await tx.lock(Waiter, sorted(lost))
-    waiting = {parse_execution_id(each.waiting) for each in gone.values()}
-    at = timing(await tx.now_ms())
-    woken = combine(
-        decide_wake(subject, at).changes
-        for execution_id, subject in subjects.items()
-        if execution_id in waiting
-    )
-    await tx.save(combine([woken, Changes(deletes=tuple(gone.values()))]))
-    topics.hint_about(tx, woken, at.now_ms)
-    return len(woken.updates)

@@ -28,9 +28,9 @@ from flowfabric.core.records import FailedStep, TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied, Completed
 from flowfabric.core.states import FailureClass
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.executions import Completion, FailureReport
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.waitpoints import PastRuns, claimed_progress
-from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.inputs import JSON_WITH_INPUTS, fill_in
 from flowfabric.logs import open_log
 from flowfabric.outages import level_of, outage_behind, statements_within

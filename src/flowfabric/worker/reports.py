@@ -36,10 +36,10 @@ from flowfabric.core.streams import (
     read_patch,
 )
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.executions import Completion, FailureReport
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.engine.work import Completion, FailureReport
 from flowfabric.errors import (
     ExecutionNotActive,
     FlowFabricError,

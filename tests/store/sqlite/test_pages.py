@@ -7,7 +7,7 @@ from pathlib import Path
 from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Claimed
-from flowfabric.engine.work import Completion
+from flowfabric.engine.executions import Completion
 
 WAITING, BATCH = 3_000, 100
 PAGE_BYTES = 4_096

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import checks, executions, parking, results
+from flowfabric.core import checks, executions, results
 from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
-from flowfabric.core.changed_code import DEPLOY, decide_block
 from flowfabric.core.handles import Handle
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.leases import Fence, check_fence_given
@@ -23,6 +22,7 @@ from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.engine import shell, topics
 from flowfabric.engine.creation import Creation
 from flowfabric.engine.operators import Operators
+from flowfabric.engine.parking import ParkingOperations
 from flowfabric.engine.steps import Steps
 from flowfabric.errors import FlowFabricError, InvalidInput
 
@@ -124,7 +124,7 @@ def _check_progress(percent: object, message: object) -> None:
     checks.check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
 
-class Work(Creation, Operators, Steps):
+class Executions(Creation, Operators, Steps, ParkingOperations):
     """The life of an execution: created, claimed, its steps, its end; what operators do to it."""
 
     # Completing
@@ -301,26 +301,7 @@ class Work(Creation, Operators, Steps):
             source=source,
         )
 
-    # Parking, progress, giving up
-
-    async def delay(self, handle: Handle | bytes, delay_until_ms: int) -> results.Delayed:
-        """Release the worker until a time; the same attempt continues then."""
-        opened = self.shell.open_handle(handle)
-        checks.check_time("delay_until_ms", delay_until_ms)
-        return await self.shell.decide_held(
-            opened,
-            lambda subject, fence, timing: parking.decide_delay(
-                subject, fence, delay_until_ms, timing
-            ),
-        )
-
-    async def wait_children(self, handle: Handle | bytes) -> results.Moved:
-        """Release the worker until the executions this one depends on have ended.
-
-        One that depends on none, as outside a flow, is ready again at once.
-        """
-        opened = self.shell.open_handle(handle)
-        return await self.shell.decide_held(opened, parking.decide_wait_children)
+    # Progress, giving up
 
     async def progress(
         self, handle: Handle | bytes, *, percent: int | None = None, message: str | None = None
@@ -346,46 +327,6 @@ class Work(Creation, Operators, Steps):
             ),
         )
 
-    # Parking and progress for callers that name an execution and a fence instead of a handle
-
-    async def delay_execution(
-        self,
-        execution_id: str,
-        *,
-        delay_until_ms: int,
-        fence: Fence | None = None,
-        attempt_index: int | None = None,
-        source: str = "worker",
-    ) -> results.Delayed:
-        """`delay` by id and fence, or by an operator without one."""
-        checks.check_time("delay_until_ms", delay_until_ms)
-        return await self.shell.decide_fenced(
-            execution_id,
-            lambda subject, given, timing: parking.decide_delay(
-                subject, given, delay_until_ms, timing
-            ),
-            fence=fence,
-            attempt_index=attempt_index,
-            source=source,
-        )
-
-    async def move_to_waiting_children(
-        self,
-        execution_id: str,
-        *,
-        fence: Fence | None = None,
-        attempt_index: int | None = None,
-        source: str = "worker",
-    ) -> results.Moved:
-        """`wait_children` by id and fence, or by an operator without one."""
-        return await self.shell.decide_fenced(
-            execution_id,
-            parking.decide_wait_children,
-            fence=fence,
-            attempt_index=attempt_index,
-            source=source,
-        )
-
     async def update_progress(
         self,
         execution_id: str,
@@ -406,28 +347,28 @@ class Work(Creation, Operators, Steps):
             ),
         )
 
-    # Executions that the code of their task no longer fits; see `core.changed_code`
+    # Giving work back
 
-    async def block_on_code(
-        self,
-        handle: Handle | bytes,
-        step_key: str | None,
-        detail: str,
-        *,
-        advice: str = DEPLOY,
-    ) -> results.Delayed:
-        """Release the worker because the code does not fit what is stored. Safe to repeat.
+    async def hand_back(self, handle: Handle | bytes, *, reason: str) -> results.HandedBack:
+        """Return a lease before it ends; the execution is ready for another worker at once."""
+        (outcome,) = await self.hand_back_many([handle], reason=reason)
+        return shell.answered(outcome)
 
-        `detail` says in words what does not fit, and `advice` what to do about it; `step_key`
-        names the step that must not run, if it is one, so that an operator can allow it.
-        """
-        opened = self.shell.open_handle(handle)
-        checks.check_optional_text("step_key", step_key)
-        checks.check_text("detail", detail, bytes_max=TEXT_BYTES_MAX, empty=False)
-        checks.check_text("advice", advice, empty=False)
-        return await self.shell.decide_held(
-            opened,
-            lambda subject, fence, timing: decide_block(
-                subject, fence, step_key, detail, timing, advice=advice
-            ),
-        )
+    async def hand_back_many(
+        self, handles: Sequence[Handle | bytes], *, reason: str
+    ) -> list[results.HandedBack | FlowFabricError]:
+        """Return many leases at once; each gets its own answer or error."""
+        checks.check_list("handles", handles, 0, BATCH_MAX)
+        why = checks.check_reason(reason)
+        opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
+        nothing: dict[int, results.HandedBack] = {}
+
+        def ask(handle: Handle) -> shell.Ask[results.HandedBack]:
+            return shell.held_ask(
+                handle,
+                lambda subject, fence, timing: executions.decide_hand_back(
+                    subject, fence, why, timing
+                ),
+            )
+
+        return await self.shell.decide_rest(opened, nothing, ask)
