@@ -1,10 +1,14 @@
-"""Parts of an app, such as `app.signals`; and their twins, which block instead of being awaited."""
+"""Parts of an app, such as `app.signals`; and their twins, which block instead of being awaited.
+
+Whatever a part does stays in the app's namespace: what is in another one is not found.
+"""
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from flowfabric.engine.engine import Engine
+from flowfabric.errors import NotFound
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
@@ -29,6 +33,25 @@ class AppPart:
             return engine
 
         return cls(opened, lambda: namespace)
+
+
+async def check_execution_in(
+    namespace: str, engine: Engine, execution_id: str, *, called: str
+) -> None:
+    """Raise `NotFound`, with the id it was `called` by, unless it exists in this namespace."""
+    if await engine.get_execution_namespace(execution_id) != namespace:
+        raise NotFound("execution", called)
+
+
+async def check_flow_in(namespace: str, engine: Engine, flow_id: str, *, called: str) -> None:
+    """The same for a flow."""
+    if await engine.get_flow_namespace(flow_id) != namespace:
+        raise NotFound("flow", called)
+
+
+def engine_on(engine: Engine, connection: object) -> Engine:
+    """The engine inside the transaction of a connection, if there is one."""
+    return engine if connection is None else engine.on(connection)
 
 
 class Twin(Generic[A_co]):

@@ -27,7 +27,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, NEVER, level_of, statements_within
-from flowfabric.signals import SignalToken, check_namespace, engine_on, send
+from flowfabric.parts import check_execution_in, engine_on
+from flowfabric.signals import SignalToken, send
 from flowfabric.store.base import HintListener
 from flowfabric.streams import Follower, Frame, without_codec
 from flowfabric.task import Task
@@ -420,7 +421,9 @@ class Run(Generic[R_co]):
         """The app, once the execution is known to be in its namespace; executions never move."""
         opened = self._opened = await self._opened.on_this_loop()
         if self._namespace is not None:
-            await check_namespace(opened.engine, self.execution_id, self._namespace, self._called)
+            await check_execution_in(
+                self._namespace, opened.engine, self.execution_id, called=self._called
+            )
             self._namespace = None
         return opened
 

@@ -26,7 +26,7 @@ from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
 from flowfabric.outages import everything_within
-from flowfabric.parts import AppPart
+from flowfabric.parts import AppPart, check_execution_in, engine_on
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -197,11 +197,6 @@ def encode_payload(payload: object) -> bytes | None:
     return None if payload is None else encode_value("payload", payload)
 
 
-def engine_on(engine: Engine, connection: object) -> Engine:
-    """The engine inside the transaction of a connection, if there is one."""
-    return engine if connection is None else engine.on(connection)
-
-
 async def deliver(
     engine: Engine,
     token: SignalToken | str,
@@ -236,7 +231,7 @@ async def token_for(engine: Engine, named: str, name: str, *, namespace: str) ->
     """The token of an open waitpoint of an execution, which `named` gives by any of its ids."""
     check_name(name)
     execution_id = engine.named_execution_id(named, namespace)
-    await check_namespace(engine, execution_id, namespace, named)
+    await check_execution_in(namespace, engine, execution_id, called=named)
     found = await _open_waitpoints(engine, execution_id)
     fitting = [each for each in found if each.waitpoint_key == name]
     # Waitpoints of the current wait come before those made for later.
@@ -247,14 +242,6 @@ async def token_for(engine: Engine, named: str, name: str, *, namespace: str) ->
             return SignalToken(each.execution_id, each.waitpoint_id, token)
     called = await engine.called(execution_id)
     raise not_awaited(called, name, [each.waitpoint_key for each in found], NO_TOKEN)
-
-
-async def check_namespace(
-    engine: Engine, execution_id: str, namespace: str, called: str | None = None
-) -> None:
-    """Raise `NotFound`, with the id it was `called` by, unless it exists in this namespace."""
-    if await engine.get_execution_namespace(execution_id) != namespace:
-        raise NotFound("execution", called or execution_id)
 
 
 async def _open_waitpoints(engine: Engine, execution_id: str) -> tuple[WaitpointView, ...]:

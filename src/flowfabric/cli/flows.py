@@ -22,6 +22,7 @@ from flowfabric.engine.flow_reads import FlowPage
 from flowfabric.engine.paging import pages
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.flows.graph import FlowGraph, flow_state, print_graph, read_graph
+from flowfabric.parts import check_flow_in
 
 ID_PART_CHARS_MIN: Final = 4
 REASONS_SHOWN_MAX: Final = 5
@@ -94,8 +95,8 @@ async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> 
     part, namespace = text.lower(), target.scope()
     if parse_own_id(part, "flow_id") is None:
         flow_id = engine.check_flow_id(part)
-        if namespace not in (None, await engine.get_flow_namespace(flow_id)):
-            raise NotFound("flow", text)
+        if namespace is not None:
+            await check_flow_in(namespace, engine, flow_id, called=text)
         return flow_id
     named = await engine.find_named_flows(text, namespace=namespace)
     if len(named) > 1:

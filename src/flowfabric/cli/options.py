@@ -30,7 +30,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
-from flowfabric.signals import check_namespace
+from flowfabric.parts import check_execution_in
 from flowfabric.store.urls import HTTP, SQLITE, redact
 
 # Which database a command works on, and the options every command shares
@@ -86,7 +86,7 @@ class Target(Struct, frozen=True, kw_only=True):
         scope = self.scope()
         found = await engine.resolve_execution_id(text, namespace=scope)
         if scope is not None:
-            await check_namespace(engine, found, scope, text)
+            await check_execution_in(scope, engine, found, called=text)
         return found
 
     async def open(self) -> Engine:

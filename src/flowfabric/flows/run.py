@@ -20,6 +20,7 @@ from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
 from flowfabric.flows.nodes import Node
 from flowfabric.outages import statements_within
+from flowfabric.parts import check_flow_in
 from flowfabric.run import (
     REASON_TIMEOUT_S,
     TELL_AFTER_S,
@@ -177,7 +178,6 @@ class FlowRun:
         """The app, once the flow is known to be in its namespace; flows never move."""
         opened = self._opened = await self._opened.on_this_loop()
         if self._namespace is not None:
-            if await opened.engine.get_flow_namespace(self.flow_id) != self._namespace:
-                raise errors.NotFound("flow", self._called)
+            await check_flow_in(self._namespace, opened.engine, self.flow_id, called=self._called)
             self._namespace = None
         return opened
