@@ -42,6 +42,7 @@ from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, shell, topics
 from flowfabric.store.base import Key, Parameter, Transaction, UniqueViolation, drive
 from flowfabric.store.joining import OnConnection
+from flowfabric.store.mapping import answers_of
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
@@ -54,6 +55,13 @@ LOCK_WAIT_MS = 200
 
 
 # Requests whose ids and keys are all new, as rows of one statement -----------
+
+
+class MadeRow(Struct, frozen=True, array_like=True):
+    """The row of `create_new`."""
+
+    made: bool
+    now_ms: int | None
 
 
 class FreshRows(Struct, frozen=True):
@@ -568,7 +576,7 @@ class Creation(shell.Group):
         if new is None:
             return await self._create(checked, key_wait_ms)
         try:
-            (row,) = await self.store.execute_alone("create_new", new.topics, **new.parameters)
+            rows = await self.store.execute_alone("create_new", new.topics, **new.parameters)
         except (UniqueViolation, errors.LockTimeout):
             # Another transaction has taken a key or an id, or is about to.
             return await self._create(checked, key_wait_ms)
@@ -576,9 +584,10 @@ class Creation(shell.Group):
             if lost.kind is not errors.BackendErrorKind.TRANSPORT or new.parameters["lock_wait_ms"]:
                 raise
             return await self._create_again(checked, lost)
-        if not row["made"]:
+        (row,) = answers_of(MadeRow, rows)
+        if not row.made or row.now_ms is None:
             return await self._create(checked, key_wait_ms)
-        return _all_created(checked, int(str(row["now_ms"])))
+        return _all_created(checked, row.now_ms)
 
     async def _create(
         self, checked: Sequence[creation.Checked], key_wait_ms: int

@@ -24,7 +24,9 @@ from flowfabric.core.diagnosis import held_up_by_limits
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import (
     UUID_BYTES,
+    AttemptId,
     BudgetId,
+    FlowId,
     GateId,
     GateOwnerId,
     LaneId,
@@ -35,9 +37,11 @@ from flowfabric.core.ids import (
     uuids_from,
 )
 from flowfabric.core.records import Execution
+from flowfabric.core.states import AttemptType
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import Conflict, Corruption, InvalidInput, NotFound, RetryExhausted
-from flowfabric.store.base import HintListener, Key, Parameter, Reader, Row, Store, Transaction
+from flowfabric.store.base import HintListener, Key, Parameter, Reader, Store, Transaction
+from flowfabric.store.mapping import answers_of
 
 GATES_TOPIC = "gates"
 """Limits have changed, or there are some where there were none."""
@@ -78,7 +82,8 @@ async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str,
     Each is given by its namespace, lane and kind.
     """
     found = sorted(routes.items())
-    (row,) = await tx.select(
+    (limited,) = await tx.select_as(
+        int,
         "attach_to_routes",
         route_ids=[route_id for route_id, _ in found],
         namespaces=[namespace for _, (namespace, _, _) in found],
@@ -86,7 +91,7 @@ async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str,
         kinds=[kind for _, (_, _, kind) in found],
         names=[split_kind(kind)[0] for _, (_, _, kind) in found],
     )
-    if row["limited"]:
+    if limited:
         tx.hint(GATES_TOPIC)
 
 
@@ -259,10 +264,13 @@ async def load(
     """Gates as they are now. What is held is counted where it is limited, or `always`."""
     if not gate_ids:
         return []
-    rows = await reader.select(
-        "count_gate_use", gate_ids=gate_ids, counts_all=always, counted_max=counted_max
+    return await reader.select_as(
+        GateRow,
+        "count_gate_use",
+        gate_ids=gate_ids,
+        counts_all=always,
+        counted_max=counted_max,
     )
-    return msgspec.convert(rows, list[GateRow], strict=False)
 
 
 class RouteGate(Struct, frozen=True, kw_only=True):
@@ -394,6 +402,33 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
         }
 
 
+class ClaimRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
+    """A row of `claim_ready`, by its columns in their order."""
+
+    payload: bytes
+    partition_key: int
+    execution_id: str
+    kind: HandleKind
+    lease_id: LeaseId
+    lease_epoch: int
+    lane_id: LaneId
+    attempt_index: int
+    attempt_id: AttemptId
+    lease_expires_at_ms: int
+    namespace: Namespace
+    execution_kind: str
+    priority: int
+    payload_encoding: str | None
+    flow_id: FlowId | None
+    retry_count: int
+    created_at_ms: int
+    deadline_at_ms: int | None
+    attempt_deadline_ms: int | None
+    attempt_type: AttemptType
+    route_id: int
+    progress: str | None = None
+
+
 class FoundRow(Struct, frozen=True, kw_only=True):
     """A row of `find_gated_routes`; the last one has no route."""
 
@@ -417,10 +452,23 @@ class FoundRow(Struct, frozen=True, kw_only=True):
         )
 
 
+async def find_routes(tx: Transaction, query: ClaimQuery, after: int, limit: int) -> list[FoundRow]:
+    """Routes with limited work for a worker, after one of them; the last row has none."""
+    return await tx.select_as(
+        FoundRow,
+        "find_gated_routes",
+        **query.parameters,
+        kinds=query.kinds,
+        after=after,
+        limit=limit,
+        steps_max=STEPS_MAX,
+    )
+
+
 class Round(Struct, frozen=True, kw_only=True):
     """What one transaction has claimed."""
 
-    rows: Sequence[Row]
+    rows: Sequence[ClaimRow]
     looked_at: int | None
     """The last route of the search; None if there was none after it."""
     steps: int
@@ -488,14 +536,14 @@ class GatedClaims:
         known.freed_at_s = now_s
         return True
 
-    async def claim(self, query: ClaimQuery, request: ClaimRequest, limit: int) -> list[Row]:
-        """Rows of `claim_ready`, at most `limit`."""
+    async def claim(self, query: ClaimQuery, request: ClaimRequest, limit: int) -> list[ClaimRow]:
+        """Claim at most `limit`."""
         known = self._known.setdefault(query, Known())
         began_s = time.monotonic()
         if began_s < known.quiet_until_s:
             self.again_in_s = known.quiet_until_s - began_s
             return []
-        claimed: list[Row] = []
+        claimed: list[ClaimRow] = []
         for _ in range(ROUNDS_MAX):
             after, left = known.after, limit - len(claimed)
             made = await self._store.transact(_Claiming(query, request, left, after).run)
@@ -511,11 +559,11 @@ class GatedClaims:
         self._remember(claimed)
         return claimed
 
-    def _remember(self, claimed: Sequence[Row]) -> None:
+    def _remember(self, claimed: Sequence[ClaimRow]) -> None:
         if len(self._leases) > REMEMBERED_MAX:
             self._leases.clear()
         for row in claimed:
-            self._leases[LeaseId(str(row["lease_id"]))] = None
+            self._leases[row.lease_id] = None
 
     def lanes_released(self, handles: Sequence[Handle]) -> set[LaneId]:
         """Lanes whose work may wait for a slot that one of these leases held until now."""
@@ -534,10 +582,11 @@ class _Claiming:
         self._after = after
 
     async def run(self, tx: Transaction) -> Round:
-        *found, last = await self._find(tx, self._after)
+        routes_max = max(self._limit, ROUTES_MIN)
+        *found, last = await find_routes(tx, self._query, self._after, routes_max)
         if not found and self._after:
             # There is none after the last: begin again with the first.
-            *found, last = await self._find(tx, 0)
+            *found, last = await find_routes(tx, self._query, 0, routes_max)
         routes = [each.route for each in found]
         loaded = await load(tx, _ids(last.gate_ids), counted_max=last.cap_max)
         now_ms = loaded[0].now_ms if loaded else await tx.now_ms()
@@ -553,33 +602,23 @@ class _Claiming:
             opens_in_ms=None if opens_at_ms is None else max(0, opens_at_ms - now_ms),
         )
 
-    async def _find(self, tx: Transaction, after: int) -> list[FoundRow]:
-        rows = await tx.select(
-            "find_gated_routes",
-            **self._query.parameters,
-            kinds=self._query.kinds,
-            after=after,
-            limit=max(self._limit, ROUTES_MIN),
-            steps_max=STEPS_MAX,
-        )
-        return msgspec.convert(rows, list[FoundRow], strict=False)
-
-    async def _take(self, tx: Transaction, allowed: Sequence[gates.Allowance]) -> Sequence[Row]:
+    async def _take(self, tx: Transaction, allowed: Sequence[gates.Allowance]) -> list[ClaimRow]:
         gated_routes.update(each.route_id for each in allowed)
-        return await tx.select(
+        rows = await tx.select(
             "claim_ready",
             **self._query.parameters,
             **self._request.parameters(self._limit),
             kinds=(),
             allowed=msgspec.json.encode(allowed).decode(),
         )
+        return answers_of(ClaimRow, rows)
 
     async def _count(
         self,
         tx: Transaction,
         routes: Mapping[int, gates.WaitingRoute],
         states: Mapping[GateId, gates.GateState],
-        claimed: Sequence[Row],
+        claimed: Sequence[ClaimRow],
     ) -> None:
         """Count what has started, at the time it did."""
         if not claimed or not any(state.limits.remembers for state in states.values()):
@@ -587,10 +626,10 @@ class _Claiming:
         started = Counter(
             gate_id
             for row in claimed
-            if row["kind"] != HandleKind.RESUMED
-            for gate_id in routes[int(str(row["route_id"]))].gate_ids
+            if row.kind is not HandleKind.RESUMED
+            for gate_id in routes[row.route_id].gate_ids
         )
-        at_ms = int(str(claimed[0]["lease_expires_at_ms"])) - self._request.lease_ttl_ms
+        at_ms = claimed[0].lease_expires_at_ms - self._request.lease_ttl_ms
         await count_starts(tx, states, started, at_ms)
 
 

@@ -19,10 +19,9 @@ from flowfabric.core.transitions import Changes, Subject
 from flowfabric.engine.gates import (
     GATES_TOPIC,
     ROUTES_MIN,
-    STEPS_MAX,
     ClaimQuery,
-    FoundRow,
     count_starts,
+    find_routes,
     gates_of,
     load,
     routes_gates,
@@ -58,15 +57,7 @@ async def best_ready(
 async def best_limited(tx: Transaction, query: ClaimQuery, after: int) -> Pick:
     """Lock the best ready execution of the next route whose limits leave room for one."""
     for start in (after, 0) if after else (0,):
-        rows = await tx.select(
-            "find_gated_routes",
-            **query.parameters,
-            kinds=query.kinds,
-            after=start,
-            limit=ROUTES_MIN,
-            steps_max=STEPS_MAX,
-        )
-        *found, last = msgspec.convert(rows, list[FoundRow], strict=False)
+        *found, last = await find_routes(tx, query, start, ROUTES_MIN)
         loaded = await load(tx, _ids(last.gate_ids), counted_max=last.cap_max)
         states = {each.gate_id: each.state for each in loaded}
         routes = [each.route for each in found]

@@ -15,14 +15,12 @@ from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
 from flowfabric.core.checks import check_int, check_list, check_offered, optional
-from flowfabric.core.handles import Handle, HandleKind, sign
+from flowfabric.core.handles import Handle, sign
 from flowfabric.core.ids import (
-    AttemptId,
     ExecutionId,
     FlowId,
     LaneId,
     LeaseId,
-    Namespace,
     WorkerId,
     WorkerInstanceId,
     make_execution_id,
@@ -45,15 +43,14 @@ from flowfabric.core.leases import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed, Renewed
-from flowfabric.core.states import AttemptType
 from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import shell, topics
-from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, GatedClaims
+from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, ClaimRow, GatedClaims
 from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.shell import Shell
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.store.base import Row, Transaction, drive
+from flowfabric.store.base import Transaction, drive
 from flowfabric.store.joining import OnConnection
 from flowfabric.store.mapping import answers_of
 
@@ -64,33 +61,6 @@ SHARES_REMEMBERED = 256
 """Sets of lanes with weights whose turns a process remembers."""
 MEMBERS_REMEMBERED = 10_000
 """Leases on members of flows, and flows, that a process remembers."""
-
-
-class ClaimRow(msgspec.Struct, frozen=True, kw_only=True, gc=False, array_like=True):
-    """A row of `claim_ready`, by its columns in their order."""
-
-    payload: bytes
-    partition_key: int
-    execution_id: str
-    kind: HandleKind
-    lease_id: LeaseId
-    lease_epoch: int
-    lane_id: LaneId
-    attempt_index: int
-    attempt_id: AttemptId
-    lease_expires_at_ms: int
-    namespace: Namespace
-    execution_kind: str
-    priority: int
-    payload_encoding: str | None
-    flow_id: FlowId | None
-    retry_count: int
-    created_at_ms: int
-    deadline_at_ms: int | None
-    attempt_deadline_ms: int | None
-    attempt_type: AttemptType
-    route_id: int
-    progress: str | None = None
 
 
 class LoneMembers:
@@ -343,12 +313,15 @@ class Leases(shell.Group):
         )
         self.gated.again_in_s = None
         if await self.gated.serves(query):
-            rows = await self._claim_both(query, request, limit)
+            leases = await self._claim_both(query, request, limit)
         else:
-            rows = await self._claim_free(query, request, limit)
-        if not rows and self.gated.may_be_kept_back(query) and await let_go_for(self.shell, query):
-            rows = await self._claim_both(query, request, limit)
-        leases = answers_of(ClaimRow, rows)
+            leases = await self._claim_free(query, request, limit)
+        if (
+            not leases
+            and self.gated.may_be_kept_back(query)
+            and await let_go_for(self.shell, query)
+        ):
+            leases = await self._claim_both(query, request, limit)
         if _ends_soon(leases, lease_ttl_ms):
             self.store.hint(topics.DUE_TOPIC)
         self.lone_members.note(leases)
@@ -358,22 +331,23 @@ class Leases(shell.Group):
 
     async def _claim_free(
         self, query: ClaimQuery, request: ClaimRequest, limit: int
-    ) -> Sequence[Row]:
+    ) -> list[ClaimRow]:
         """Claim what no limit holds up."""
-        return await self.store.execute_alone(
+        rows = await self.store.execute_alone(
             "claim_free",
             **query.parameters,
             **request.parameters(limit),
             kinds=query.kinds,
         )
+        return answers_of(ClaimRow, rows)
 
     async def _claim_both(
         self, query: ClaimQuery, request: ClaimRequest, limit: int
-    ) -> Sequence[Row]:
+    ) -> list[ClaimRow]:
         """Claim what is under limits and what is not, in turns: the other gets what one leaves."""
         self._gated_first = not self._gated_first
         if not self._gated_first:
-            rows = list(await self._claim_free(query, request, limit))
+            rows = await self._claim_free(query, request, limit)
             if len(rows) < limit:
                 rows += await self.gated.claim(query, request, limit - len(rows))
             return rows

@@ -189,7 +189,7 @@ def values_of(kind: type[T], rows: Sequence[Row], partition_key: object = None) 
     if names:
         rows = [_with_full_ids(row, names, partition_key) for row in rows]
     if _is_struct(kind):
-        values: Sequence[object] = rows
+        values: Sequence[object] = list(rows)
     elif names:
         values = [row[names[0]] for row in rows]
     else:
@@ -379,22 +379,36 @@ def page(rows: Sequence[Row], *, through: int, limit: int) -> EventPage:
     return EventPage(events=events, cursor=cursor)
 
 
-def window_of(rows: Sequence[Row]) -> tuple[int, int]:
-    """The end of the unbroken run of ids, and the last id, of `event_window`."""
-    unbroken, last = rows[0]["unbroken"], rows[0]["last"]
-    assert isinstance(unbroken, int)
-    assert isinstance(last, int)
-    return unbroken, last
+class EventWindow(Struct, frozen=True):
+    """The row of `event_window`."""
+
+    unbroken: int
+    """The end of the unbroken run of ids."""
+    last: int
+
+
+class EndRow(Struct, frozen=True):
+    """A row of `event_end`: one at least, else one for each gap."""
+
+    last_id: int | None
+    before_gap: int | None
+    gap_first: int | None
+    gap_last: int | None
 
 
 def log_end(rows: Sequence[Row]) -> LogEnd:
-    """The end of the log, from the rows of `event_end`: one at least, else one for each gap."""
-    last_id = int(str(rows[0]["last_id"] or 0))
-    gaps = [row for row in rows if row["gap_first"] is not None]
+    """The end of the log, from the rows of `event_end`."""
+    ends = values_of(EndRow, rows)
+    last_id = ends[0].last_id or 0
+    gaps = [
+        (row.gap_first, row.gap_last)
+        for row in ends
+        if row.gap_first is not None and row.gap_last is not None
+    ]
     return LogEnd(
-        after=Cursor(int(str(gaps[0]["before_gap"])) if gaps else last_id),
+        after=Cursor(ends[0].before_gap or 0 if gaps else last_id),
         last_id=last_id,
-        missing=tuple((int(str(row["gap_first"])), int(str(row["gap_last"]))) for row in gaps),
+        missing=tuple(gaps),
     )
 
 

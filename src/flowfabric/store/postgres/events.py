@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from flowfabric.core.events import Cursor, LogEnd
 from flowfabric.outages import patience_s, statements_within
 from flowfabric.store.base import EventPage, Parameter, Row
-from flowfabric.store.mapping import EVENTS_MAX, WINDOW, log_end, page, window_of
+from flowfabric.store.mapping import EVENTS_MAX, WINDOW, EventWindow, log_end, page, values_of
 from flowfabric.store.postgres.statements import SCHEMA
 
 LOOK_FIRST_S: Final = 0.002
@@ -72,8 +72,7 @@ class EventLog:
 
     async def end(self) -> LogEnd:
         """After the last id there is, if none below it can still be filled; else before those."""
-        (row,) = await self._select("last_event")
-        last_id = int(str(row["event_id"] or 0))
+        (last_id,) = values_of(int, await self._select("last_event"))
         if await self._end_within(END_WAIT_S):
             return LogEnd(after=Cursor(last_id), last_id=last_id)
         return log_end(await self._select("event_end"))
@@ -93,18 +92,18 @@ class EventLog:
         """The id up to which nothing more can appear; `after` if the next one still may."""
         if after < self._final_id and time.monotonic() < self._final_until_s:
             return self._final_id
-        unbroken, last = await self._window(after, window)
-        if unbroken > after or last == after:
-            return unbroken
+        found = await self._window(after, window)
+        if found.unbroken > after or found.last == after:
+            return found.unbroken
         # One wait is enough for all that is missing by now.
-        _, last = await self._window(after, WINDOW)
+        last = (await self._window(after, WINDOW)).last
         deadline = time.monotonic() + wait_s
         pause_s = LOOK_FIRST_S
         writers = await self._writers()
         while True:
-            unbroken, _ = await self._window(after, window)
-            if unbroken > after:
-                return unbroken
+            found = await self._window(after, window)
+            if found.unbroken > after:
+                return found.unbroken
             if not writers:
                 self._final_id, self._final_until_s = last, time.monotonic() + FINAL_S
                 return last
@@ -114,5 +113,7 @@ class EventLog:
             pause_s = min(pause_s * 2, LOOK_MAX_S)
             writers &= await self._writers()
 
-    async def _window(self, after: int, window: int) -> tuple[int, int]:
-        return window_of(await self._select("event_window", after=after, window=window))
+    async def _window(self, after: int, window: int) -> EventWindow:
+        rows = await self._select("event_window", after=after, window=window)
+        (found,) = values_of(EventWindow, rows)
+        return found

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
+
 from flowfabric.core.events import LogEnd
 from flowfabric.core.handles import POSTGRES_TAG
 from flowfabric.errors import Bug, FlowFabricError, RetryExhausted, Unavailable
@@ -93,9 +95,7 @@ async def read_ledger(connection: driver.Usable) -> list[AppliedMigration]:
     if not exists:
         return []
     rows = await connection.fetch(_APPLIED)
-    return [
-        AppliedMigration(int(str(row[0])), str(row[1]), str(row[2]), row[3] is True) for row in rows
-    ]
+    return msgspec.convert([tuple(row) for row in rows], list[AppliedMigration])
 
 
 async def apply_pending(connection: driver.Connection) -> list[str]:

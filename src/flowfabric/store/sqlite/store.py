@@ -35,10 +35,10 @@ from flowfabric.store.joining import comes_from, unwrap, unwrap_sync
 from flowfabric.store.mapping import (
     EVENTS_MAX,
     WINDOW,
+    EventWindow,
     log_end,
     page,
     prepare_structs,
-    window_of,
 )
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.sqlite.connection import (
@@ -301,12 +301,13 @@ class SqliteStore:
         """Writers take turns, so ids become visible in order and there is never one to wait for."""
 
         async def body(reader: Reader) -> EventPage:
-            window = await reader.select("event_window", after=after, window=WINDOW)
-            _, last = window_of(window)
-            rows = await reader.select(
-                "read_events", after=after, through=last, category=category, limit=limit
+            (window,) = await reader.select_as(
+                EventWindow, "event_window", after=after, window=WINDOW
             )
-            return page(rows, through=last, limit=limit)
+            rows = await reader.select(
+                "read_events", after=after, through=window.last, category=category, limit=limit
+            )
+            return page(rows, through=window.last, limit=limit)
 
         assert 0 < limit <= EVENTS_MAX, f"a page has 1 to {EVENTS_MAX} events"
         return await self.read(body)
