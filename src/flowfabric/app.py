@@ -25,7 +25,7 @@ from flowfabric.blocking import Blocking
 from flowfabric.budgets import AppBudgets
 from flowfabric.codec import Codec, check_codec
 from flowfabric.config import EngineConfig
-from flowfabric.connection import Opened, connect, migrate
+from flowfabric.connection import CheckedCalls, Opened, connect, migrate
 from flowfabric.core.ids import named_flow_id
 from flowfabric.core.workers import LaneWeights
 from flowfabric.engine.engine import Engine
@@ -43,12 +43,11 @@ from flowfabric.registry import (
     check_calls,
     check_middleware,
     check_settings,
-    check_task,
 )
 from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import Clock
-from flowfabric.submission import check_options, read_submission
+from flowfabric.submission import Options, check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
@@ -276,34 +275,21 @@ class App(Feed, Registry):
         transaction: it exists if and when the transaction commits.
         """
         call, options = read_submission(what, args, given)
-        acting = self._acting
-        acting.meet(call.task)
-        opened = await acting._open_unless_closed()
-        (checked,) = opened.submissions.check([call], options, acting.namespace)
-        if options.connection is None:
-            created = await opened.submissions.submit(checked)
-        else:
-            (created,) = await opened.engine.create_checked_on(options.connection, [checked])
-        return opened.run_of(call.task, created, acting.namespace)
+        return await (await self._checked([call], options)).submit()
 
     async def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
         chosen, calls = check_options(options), check_calls(calls)
+        return await (await self._checked(calls, chosen)).submit_many()
+
+    async def _checked(self, calls: Sequence[Call[R]], options: Options) -> CheckedCalls[R]:
         acting = self._acting
         for task in {call.task: None for call in calls}:
             acting.meet(task)
         opened = await acting._open_unless_closed()
-        checked = opened.submissions.check(calls, chosen, acting.namespace)
-        if chosen.connection is None:
-            created = await opened.submissions.submit_many(checked)
-        else:
-            created = await opened.engine.create_checked_on(chosen.connection, checked)
-        return [
-            opened.run_of(call.task, each, acting.namespace)
-            for call, each in zip(calls, created, strict=True)
-        ]
+        return opened.check(calls, options, acting.namespace)
 
     def flow(
         self,
@@ -341,11 +327,8 @@ class App(Feed, Registry):
 
         The app must be open, or have been, on an event loop before this one.
         """
-        check_task("run", task)
         acting = self._acting
-        opened = acting._require()
-        checked = opened.engine.named_execution_id(execution_id, acting.namespace)
-        return Run(opened, task, checked, namespace=acting.namespace, called=execution_id)
+        return acting._require().run(task, execution_id, acting.namespace)
 
     @cached_property
     def blocking(self) -> Blocking:

@@ -11,26 +11,22 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import replace
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from flowfabric import feed
-from flowfabric.budgets import AppBudgets, refuse_breach, warn_of_lookalikes
-from flowfabric.connection import Opened
-from flowfabric.core.budgets import Amounts
+from flowfabric.budgets import AppBudgets
+from flowfabric.connection import CheckedCalls, Opened
 from flowfabric.core.policies import Duration
-from flowfabric.engine.budgets import usage_answer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Told
-from flowfabric.engine.ledger import Usage
 from flowfabric.errors import Unavailable
 from flowfabric.parts import AppPart, Twin, waits
-from flowfabric.registry import check_calls, check_task
-from flowfabric.run import Run, run_through
+from flowfabric.registry import check_calls
+from flowfabric.run import Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import drive
 from flowfabric.streams import Frame
-from flowfabric.submission import check_options, read_submission
+from flowfabric.submission import Options, check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task
 
 A = TypeVar("A")
@@ -84,14 +80,8 @@ class Blocking:
         """Store an execution; see `App.submit`."""
         call, options = read_submission(what, args, given)
         acting = self.acting
-        acting._meet(call.task)
-        opened = acting._open()
-        (checked,) = opened.submissions.check([call], options, acting.namespace)
-        if options.connection is None:
-            created = acting.wait(opened.submissions.submit(checked))
-        else:
-            (created,) = opened.engine.create_checked_on_sync(options.connection, [checked])
-        return BlockingRun(acting, opened.run_of(call.task, created, acting.namespace))
+        run = acting._storing(options, acting._checked([call], options).submit())
+        return BlockingRun(acting, run)
 
     def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
@@ -99,27 +89,22 @@ class Blocking:
         """Submit many calls at once; see `App.submit_many`."""
         chosen, calls = check_options(options), check_calls(calls)
         acting = self.acting
+        runs = acting._storing(chosen, acting._checked(calls, chosen).submit_many())
+        return [BlockingRun(acting, run) for run in runs]
+
+    def _checked(self, calls: Sequence[Call[R]], options: Options) -> CheckedCalls[R]:
         for task in {call.task: None for call in calls}:
-            acting._meet(task)
-        opened = acting._open()
-        checked = opened.submissions.check(calls, chosen, acting.namespace)
-        if chosen.connection is None:
-            created = acting.wait(opened.submissions.submit_many(checked))
-        else:
-            created = opened.engine.create_checked_on_sync(chosen.connection, checked)
-        return [
-            BlockingRun(acting, opened.run_of(call.task, each, acting.namespace))
-            for call, each in zip(calls, created, strict=True)
-        ]
+            self._meet(task)
+        return self._open().check(calls, options, self.namespace)
+
+    def _storing(self, options: Options, work: Coroutine[object, object, T]) -> T:
+        """Wait for a submission; one that joins a transaction never waits, and runs here."""
+        return self.wait(work) if options.connection is None else drive(work)
 
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
         """The run of an execution submitted elsewhere; see `App.run`."""
-        check_task("run", task)
         acting = self.acting
-        opened = acting._open()
-        checked = opened.engine.named_execution_id(execution_id, acting.namespace)
-        run = Run(opened, task, checked, namespace=acting.namespace, called=execution_id)
-        return BlockingRun(acting, run)
+        return BlockingRun(acting, acting._open().run(task, execution_id, acting.namespace))
 
     def events(
         self,
@@ -177,16 +162,10 @@ class Blocking:
         except CancelledError:
             raise _closed() from None
 
-    def sending(
-        self, connection: object, work: Callable[[Opened], Coroutine[object, object, T]]
-    ) -> T:
-        """Run a coroutine on the background loop, or on this thread inside the transaction of a
-        connection."""
-        opened = self._open()
-        if connection is None:
-            return self.wait(work(opened))
-        joined = replace(opened, engine=opened.engine.on(connection, sync=True))
-        return _on_this_thread(work(joined))
+    def sending(self, connection: object, work: Coroutine[object, object, T]) -> T:
+        """Run a coroutine on the background loop, or on this thread if it is inside the
+        transaction of a connection."""
+        return self.wait(work) if connection is None else _on_this_thread(work)
 
     def close(self) -> None:
         """End the background thread. The next call starts another."""
@@ -211,7 +190,7 @@ class Blocking:
             if self._opened is None or self._process != os.getpid():
                 self._process = os.getpid()
                 self._loop = _start_loop()
-                self._opened = self.wait(Opened.through(self._connect))
+                self._opened = self.wait(Opened.through(self._connect, blocks=True))
             return self._opened
 
 
@@ -270,7 +249,7 @@ def joins(
     """`waits` for a method with `connection=`; the twin takes one that is not async."""
 
     def call(self: Joining[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        connection = kwargs.pop("connection", None)
+        connection = kwargs.get("connection")
         return self._call(lambda other: method(other, *args, **kwargs), connection)
 
     functools.update_wrapper(call, method)
@@ -288,11 +267,7 @@ class BlockingRun(Joining[Run[R_co]]):
     def _call(
         self, method: Callable[[Run[R_co]], Coroutine[object, object, T]], connection: object = None
     ) -> T:
-        if connection is None:
-            return self._blocking.wait(method(self._run))
-        return self._blocking.sending(
-            connection, lambda opened: method(run_through(self._run, opened))
-        )
+        return self._blocking.sending(connection, method(self._run))
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end and return what the task returned; see `Run.result`."""
@@ -328,9 +303,8 @@ class BlockingPart(Joining[Part_co]):
         self, method: Callable[[Part_co], Coroutine[object, object, T]], connection: object = None
     ) -> T:
         acting = self._blocking.acting
-        return acting.sending(
-            connection, lambda opened: method(self._part.on(opened.engine, acting.namespace))
-        )
+        part = self._part.on(acting.open(), acting.namespace)
+        return acting.sending(connection, method(part))
 
 
 class BlockingSignals(BlockingPart[Signals]):
@@ -347,14 +321,4 @@ class BlockingBudgets(BlockingPart[AppBudgets]):
 
     status = waits(AppBudgets.status)
     reset = waits(AppBudgets.reset)
-
-    def report(
-        self, name: str, amounts: Amounts, *, key: str | None = None, connection: object = None
-    ) -> None:
-        """Count what was used; see `AppBudgets.report`."""
-        acting = self._blocking.acting
-        usage = Usage(budget_id=name, amounts=amounts, namespace=acting.namespace, dedup_key=key)
-        answers = acting.sending(connection, lambda opened: opened.engine.post_to_budgets([usage]))
-        outcome = usage_answer(answers)
-        refuse_breach(name, outcome, amounts)
-        warn_of_lookalikes(acting.namespace, name, outcome)
+    report = joins(AppBudgets.report)

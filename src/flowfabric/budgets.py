@@ -131,9 +131,9 @@ class AppBudgets(AppPart):
         until then the budget is locked, so keep the transaction short.
         """
         usage = Usage(budget_id=name, amounts=amounts, namespace=self._namespace(), dedup_key=key)
-        engine = await self._engine()
+        engine = await self._engine_on(connection)
         if connection is not None:
-            outcome = usage_answer(await engine.on(connection).post_to_budgets([usage]))
+            outcome = usage_answer(await engine.post_to_budgets([usage]))
         else:
             outcome = usage_answer([await self._posting(engine).add(usage)])
         refuse_breach(name, outcome, amounts)

@@ -2,21 +2,24 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from shlex import quote
-from typing import Final, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from flowfabric.codec import Codec, CodedValues
 from flowfabric.config import EngineConfig
+from flowfabric.core.creation import Checked
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import SchemaTooOld, Unavailable
+from flowfabric.parts import engine_on
+from flowfabric.registry import check_task
 from flowfabric.run import Endings, Obstacles, Run
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import HTTP, open_store, redact
-from flowfabric.submission import Submissions
-from flowfabric.task import Task
+from flowfabric.submission import Options, Submissions
+from flowfabric.task import Call, Task
 
 R = TypeVar("R")
 
@@ -78,34 +81,85 @@ class Opened:
     endings: Endings
     loop: asyncio.AbstractEventLoop
     again: "Callable[[], Awaitable[Opened]] | None" = None
+    blocks: bool = False
+    """Whether callers wait without an event loop: their connections are not async."""
 
     @classmethod
     async def through(
         cls,
         connect: Callable[[], Awaitable[Engine]],
         again: "Callable[[], Awaitable[Opened]] | None" = None,
+        *,
+        blocks: bool = False,
     ) -> Self:
         """`again` opens it on another event loop, for use after this one has ended."""
         engine = await connect()
         loop = asyncio.get_running_loop()
         endings = Endings(engine, Obstacles(engine))
-        return cls(engine, Submissions(engine), endings, loop, again)
+        return cls(engine, Submissions(engine), endings, loop, again, blocks)
 
     async def on_this_loop(self) -> "Opened":
         """The same on the event loop of the caller."""
         return self if self.again is None else await self.again()
 
-    def run_of(self, task: Task[..., R], created: CreateResult, namespace: str) -> Run[R]:
-        """The run of a submission. One that was just created is known to be in its namespace."""
-        return Run(
-            self,
-            task,
-            created.execution_id,
-            namespace=None if isinstance(created, Created) else namespace,
-        )
+    def engine_on(self, connection: object) -> Engine:
+        """The engine inside the transaction of a caller's connection, if there is one."""
+        return engine_on(self.engine, connection, sync=self.blocks)
+
+    def check(
+        self, calls: Sequence[Call[R]], options: Options, namespace: str
+    ) -> "CheckedCalls[R]":
+        """What to submit; a bad call is refused here, on the caller's thread."""
+        checked = self.submissions.check(calls, options, namespace)
+        return CheckedCalls(self, calls, options, namespace, checked)
+
+    def run(self, task: Task[..., R], execution_id: str, namespace: str) -> Run[R]:
+        """The run of an execution submitted elsewhere; see `App.run`."""
+        check_task("run", task)
+        found = self.engine.named_execution_id(execution_id, namespace)
+        return Run(self, task, found, namespace=namespace, called=execution_id)
 
     async def close(self) -> None:
         """Send what is underway and disconnect."""
         await self.submissions.close()
         await self.endings.close()
         await self.engine.close()
+
+
+@dataclass(frozen=True)
+class CheckedCalls(Generic[R]):
+    """Calls that are about to be submitted."""
+
+    opened: Opened
+    calls: Sequence[Call[R]]
+    options: Options
+    namespace: str
+    checked: Sequence[Checked]
+
+    async def submit(self) -> Run[R]:
+        """Submit the only one of them, together with others of this process."""
+        (call,), (checked,) = self.calls, self.checked
+        if self.options.connection is None:
+            created = await self.opened.submissions.submit(checked)
+        else:
+            (created,) = await self._create_joined()
+        return self._run(call, created)
+
+    async def submit_many(self) -> list[Run[R]]:
+        """Submit all of them, in as few transactions as possible."""
+        if self.options.connection is None:
+            created = await self.opened.submissions.submit_many(self.checked)
+        else:
+            created = await self._create_joined()
+        return [self._run(call, each) for call, each in zip(self.calls, created, strict=True)]
+
+    async def _create_joined(self) -> list[CreateResult]:
+        engine, connection = self.opened.engine, self.options.connection
+        if self.opened.blocks:
+            return engine.create_checked_on_sync(connection, self.checked)
+        return await engine.create_checked_on(connection, self.checked)
+
+    def _run(self, call: Call[R], created: CreateResult) -> Run[R]:
+        # One that was just created is known to be in its namespace.
+        namespace = None if isinstance(created, Created) else self.namespace
+        return Run(self.opened, call.task, created.execution_id, namespace=namespace)

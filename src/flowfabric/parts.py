@@ -20,19 +20,29 @@ class AppPart:
     """A part of an app: it works on the app's engine, in the app's namespace."""
 
     def __init__(
-        self, engine: Callable[[], Awaitable[Engine]], namespace: Callable[[], str]
+        self,
+        engine: Callable[[], Awaitable[Engine]],
+        namespace: Callable[[], str],
+        *,
+        blocks: bool = False,
     ) -> None:
+        """If it `blocks`, the connections of its callers are not async."""
         self._engine = engine
         self._namespace = namespace
+        self._blocks = blocks
 
     @classmethod
     def on(cls, engine: Engine, namespace: str) -> Self:
-        """The same part of an app whose engine is open."""
+        """The same part of an app whose engine is open, for callers that block."""
 
         async def opened() -> Engine:
             return engine
 
-        return cls(opened, lambda: namespace)
+        return cls(opened, lambda: namespace, blocks=True)
+
+    async def _engine_on(self, connection: object) -> Engine:
+        """The engine inside the transaction of a caller's connection, if there is one."""
+        return engine_on(await self._engine(), connection, sync=self._blocks)
 
 
 async def check_execution_in(
@@ -49,9 +59,9 @@ async def check_flow_in(namespace: str, engine: Engine, flow_id: str, *, called:
         raise NotFound("flow", called)
 
 
-def engine_on(engine: Engine, connection: object) -> Engine:
+def engine_on(engine: Engine, connection: object, *, sync: bool) -> Engine:
     """The engine inside the transaction of a connection, if there is one."""
-    return engine if connection is None else engine.on(connection)
+    return engine if connection is None else engine.on(connection, sync=sync)
 
 
 class Twin(Generic[A_co]):

@@ -27,7 +27,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, NEVER, level_of, statements_within
-from flowfabric.parts import check_execution_in, engine_on
+from flowfabric.parts import check_execution_in
 from flowfabric.signals import SignalToken, send
 from flowfabric.store.base import HintListener
 from flowfabric.streams import Follower, Frame, without_codec
@@ -253,6 +253,7 @@ class OpenedApp(Protocol):
     def engine(self) -> Engine: ...
     @property
     def endings(self) -> Endings: ...
+    def engine_on(self, connection: object) -> Engine: ...
     async def on_this_loop(self) -> "OpenedApp":
         """The same on the event loop of the caller."""
         ...
@@ -395,7 +396,7 @@ class Run(Generic[R_co]):
         """
         opened = await self._opened.on_this_loop()
         return await send(
-            engine_on(opened.engine, connection),
+            opened.engine_on(connection),
             self.execution_id,
             name,
             payload,
@@ -426,8 +427,3 @@ class Run(Generic[R_co]):
             )
             self._namespace = None
         return opened
-
-
-def run_through(run: Run[R], opened: OpenedApp) -> Run[R]:
-    """The same run, reached through another engine."""
-    return Run(opened, run.task, run.execution_id, namespace=run._namespace, called=run._called)

@@ -26,7 +26,7 @@ from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
 from flowfabric.outages import everything_within
-from flowfabric.parts import AppPart, check_execution_in, engine_on
+from flowfabric.parts import AppPart, check_execution_in
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -314,7 +314,7 @@ class Signals(AppPart):
         A repeat with the same `idempotency_key` returns the signal that was accepted first. With
         `connection=` the signal is sent if and when that connection's transaction commits.
         """
-        engine = engine_on(await self._engine(), connection)
+        engine = await self._engine_on(connection)
         return await deliver(
             engine,
             token,
@@ -340,7 +340,7 @@ class Signals(AppPart):
 
         `execution_id` is the id in full, the uuid, or your own id, as for `App.run`.
         """
-        engine, namespace = engine_on(await self._engine(), connection), self._namespace()
+        engine, namespace = await self._engine_on(connection), self._namespace()
         return await send(
             engine,
             engine.named_execution_id(execution_id, namespace),

@@ -141,7 +141,7 @@ class LocalBlocking(Blocking):
     def _open(self) -> Opened:
         opened = self._require()
         # Not the submissions of the loop: those under way may be waiting for the caller.
-        return replace(opened, submissions=Submissions(opened.engine), again=None)
+        return replace(opened, submissions=Submissions(opened.engine), again=None, blocks=True)
 
 
 async def _never() -> Engine:
