@@ -1,4 +1,4 @@
-"""Branches that take items from something they share, others in every run; see docs/steps.md."""
+"""Branches that take items from something they share, others in every run; see docs/branches.md."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
