@@ -14,7 +14,7 @@ import pytest
 
 from flowfabric import App, Run
 from flowfabric.core.states import PublicState
-from tests.apps import reached
+from tests.apps import blocked, reached, working
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -127,3 +127,63 @@ async def test_the_program_about_branches_does_everything_once(tmp_path: Path) -
         [f"charging order {number}" for number in range(1, 8)]
         + [f"{verb} {receipt}" for verb in verbs for receipt in receipts]
     )
+
+
+# A deploy
+
+
+class Deploys:
+    """The program of docs/deploys.md, in each of its versions."""
+
+    def __init__(self, url: str) -> None:
+        before, after, patched = snippets("deploys.md")[:3]
+        head = before.partition("@app.task")[0].replace("sqlite:///shop.db", url)
+        notify = after.partition("@app.task")[0]
+        self.versions = {
+            "before": head + "@app.task" + before.partition("@app.task")[2],
+            "after": head + after,
+            "patched": head + notify + patched,
+        }
+
+    @asynccontextmanager
+    async def deployed(self, version: str) -> AsyncIterator[App]:
+        app = app_of(self.versions[version])
+        async with app, working(app):
+            yield app
+
+
+def session_with(command: str) -> str:
+    """What the page shows after a command."""
+    (found,) = (each for each in snippets("deploys.md", "") if f"$ flowfabric {command}" in each)
+    return found.partition(f"$ flowfabric {command}\n")[2].partition("$ ")[0]
+
+
+async def steps_of(run: Run[object]) -> list[str]:
+    return [step.name for step in await run.steps()]
+
+
+async def test_the_deploy_in_the_documentation_goes_as_it_says(store_url: str) -> None:
+    deploys = Deploys(store_url)
+    async with deploys.deployed("before") as app:
+        for number in (17, 18):
+            call = app.tasks["order"](number)
+            await reached(
+                await app.submit(call, execution_id=f"order-{number}"), PublicState.SUSPENDED
+            )
+
+    async with deploys.deployed("after") as app:
+        run = order_of(app, 17)
+        for number in (17, 18):
+            await order_of(app, number).signal("packed")
+        sentence = (await blocked(run)).partition(" A worker looks again")[0]
+        assert sentence in " ".join(session_with("why order-17").split())
+        await blocked(order_of(app, 18))
+        await run.accept_changes()
+        assert await run.result(timeout="20s") == "parcel 17"
+        shown = session_with("show order-17").partition("TOOK\n")[2].splitlines()
+        assert await steps_of(run) == [re.split(r"  +", line)[0] for line in shown]
+
+    async with deploys.deployed("patched") as app:
+        run = order_of(app, 18)
+        assert await run.result(timeout="20s") == "parcel 18"
+        assert await steps_of(run) == ["reserve", "charge", "signal packed", "ship"]
