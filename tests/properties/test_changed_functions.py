@@ -234,3 +234,15 @@ def test_changed_code_blocks_a_run_before_anything_new_if_something_stored_is_le
         run(check(old, new, blocks=not place.is_last))
 
     holds()
+
+
+@pytest.mark.parametrize("how", ["arriving", "gather"])
+def test_a_step_replaced_by_branches_is_left_behind_in_the_branch_that_waits_for_them(
+    how: How,
+) -> None:
+    def code(last: Act | Fork) -> Row:
+        first = Row((Act("step", "step-1"),))
+        return Row((Fork(how, (first, Row((Act("step", "step-2"), last)))),))
+
+    _, branches, _ = NEW
+    run(check(code(Act("step", "step-3")), code(branches), blocks=True))

@@ -171,6 +171,18 @@ class Pool:
                 return Match(None, left_behind(asked, kept))
         return NEW
 
+    def left_after(self, key: str | None) -> Kept | None:
+        """What followed a step in its branch, with nothing beside it, and is to be asked for."""
+        followers = (self._steps[each] for each in self._followers.get(key or "", ()))
+        return next(
+            (
+                kept
+                for line, kept in followers
+                if not kept.parallel and kept.key in self._shelf(line).ahead
+            ),
+            None,
+        )
+
     # Candidates
 
     def _candidates(self, burst: Burst, asked: Asked) -> Iterator[Kept]:

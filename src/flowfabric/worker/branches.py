@@ -529,6 +529,13 @@ class Line:
             self._shelf = self.journal.steps_of(self.known_as)
         return self._shelf
 
+    @property
+    def next_stored(self) -> Kept | None:
+        """What an earlier run asked for next, with no branch of it under way; None if nothing."""
+        if self.pool is not None and self.pool.exchanged:
+            return self.pool.left_after(self._after_key)
+        return self.shelf.behind
+
     # Branches
 
     def fork(self, coroutine: object) -> "Line":

@@ -3,13 +3,14 @@
 When a call that is not stored is about to run, every call the handler makes without a new
 result has been made, unless it does something outside of steps first. If one like it is
 stored in a line where nobody asks for it, and nobody will, the code has moved it, and its
-effect would happen again. While its line alone goes on, anything stored elsewhere lies ahead of
-it, but for what was asked for beside others: that came in order of arrival.
+effect would happen again. So would it if a line that waits for its branch asked for something
+next: an earlier run came there without it. While its line alone goes on, anything stored elsewhere
+lies ahead of it, but for what was asked for beside others: that came in order of arrival.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from contextvars import Context
 from typing import Final
 
@@ -177,8 +178,12 @@ class Moves:
         if asked.kind in _IDLE and not self.certain:
             # It has no effect that could happen again, and equals of it may be left for any reason.
             return ""
-        alike = self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
         here = call.line.known_as
+        for each in self._that_wait_for(call.line):
+            left = each.next_stored
+            if left is not None:
+                return journal.behind(asked, here, left, each.journal.step(left.key).line)
+        alike = self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
         renamed = _may_be_renamed(call, alike)
         elsewhere = {
             step.line
@@ -195,6 +200,20 @@ class Moves:
                 if not journal.may_ask_yet(line, going):
                     return journal.moved(asked, line)
         return ""
+
+    def _that_wait_for(self, line: branches.Line) -> Iterator[branches.Line]:
+        """Lines that go on when this one has ended, as far as only stored outcomes decide that.
+
+        What such a line asked for on its own, an earlier run asked for after this one had ended.
+        """
+        # What works outside of calls may end the waiting first, as a timer does.
+        if self.at_work():
+            return
+        # Nobody has looked for those that have made no calls but in branches with names.
+        unknown = {None, *self.in_doubt()}
+        yield from (
+            each for each in line.and_above() if each is not line and each.id not in unknown
+        )
 
     def left_to(self, line: branches.Line) -> Step | None:
         """What is stored elsewhere and nobody has asked for, nor will, while a line is alone."""
