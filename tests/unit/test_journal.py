@@ -14,8 +14,6 @@ from flowfabric.core.journal import (
     Asked,
     Going,
     Kept,
-    Match,
-    Shelf,
     branch_name,
     identity,
     in_any_order,
@@ -30,6 +28,7 @@ from flowfabric.core.journal import (
     siblings_key,
     step_key,
 )
+from flowfabric.core.shelf import Match, Shelf
 
 
 def asked(text: str) -> Asked:
@@ -548,3 +547,21 @@ def test_lines_in_branches_of_different_names_come_in_any_order() -> None:
     together = [(ada, deeper), (inside(ada), deeper), (ROOT, ada), (inside(ROOT), inside(ada))]
     assert [in_any_order(*pair) for pair in apart] == [True] * len(apart)
     assert [in_any_order(*pair) for pair in together] == [False] * len(together)
+
+
+def test_by_arrival_a_call_with_other_arguments_gets_nothing_by_its_number() -> None:
+    def step(digest: str, *, tells: bool = True) -> Asked:
+        return Asked("call", "invoice", digest, 1, tells=tells)
+
+    def shelf() -> Shelf:
+        return Shelf([Kept("invoice", "call", "invoice", "ada", 1)])
+
+    (in_order,) = shelf().take([step("bob")])
+    assert in_order.kept is not None
+    (by_arrival,) = shelf().take([step("bob")], by_arrival=True)
+    assert by_arrival.kept is None
+    assert "may be in another order than before" in by_arrival.refusal
+    (equal,) = shelf().take([step("ada")], by_arrival=True)
+    assert equal.kept is not None
+    (silent,) = shelf().take([step("bob", tells=False)], by_arrival=True)
+    assert silent.kept is not None

@@ -1,7 +1,8 @@
 """Calls of branches that may share their items: which are in doubt, and what they stand for."""
 
-from flowfabric.core.journal import Asked, Kept, Shelf
+from flowfabric.core.journal import Asked, Kept
 from flowfabric.core.shared_items import Burst, Pool
+from flowfabric.core.shelf import Shelf
 
 
 def asked(name: str, digest: str, number: int = 1, *, kind: str = "call") -> Asked:

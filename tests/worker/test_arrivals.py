@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flowfabric import App, Context, Retry
-from tests.apps import working
+from tests.apps import blocked, working
 
 AGAIN = Retry(max_retries=3, delay=0)
 
@@ -88,3 +88,49 @@ async def test_a_handler_that_never_rests_gets_its_results(app: App) -> None:
 
     async with working(app):
         assert await (await app.submit(restless)).result(timeout="30s") == "AB"
+
+
+@pytest.mark.parametrize("sorts", [True, False])
+async def test_a_list_filled_in_order_of_arrival_gives_no_item_the_result_of_another(
+    app: App, sorts: bool
+) -> None:
+    sent: list[str] = []
+
+    async def invoice(who: str) -> str:
+        sent.append(f"invoice {who}")
+        return f"invoice of {who}"
+
+    async def mail(who: str, invoice: str) -> str:
+        if len(sent) == 1:
+            sent.append("failed")
+            raise Crash
+        sent.append(f"mail {who}: {invoice}")
+        return sent[-1]
+
+    @app.task(retry=AGAIN)
+    async def bill(ctx: Context) -> list[str]:
+        ready: list[str] = []
+
+        async def check(who: str) -> None:
+            await ctx.step("check", str, who)
+            # Outside of steps, and done with in another order in every run.
+            await asyncio.sleep(0.1 if (who == "ada") == (ctx.retry_count % 2 == 1) else 0)
+            ready.append(who)
+
+        await asyncio.gather(check("ada"), check("bob"))
+        mails: list[str] = []
+        for who in sorted(ready) if sorts else ready:
+            made = await ctx.step("invoice", invoice, who)
+            mails.append(await ctx.step("mail", mail, who, made))
+        return mails
+
+    async with working(app):
+        run = await app.submit(bill)
+        if sorts:
+            mails = [f"mail {who}: invoice of {who}" for who in ("ada", "bob")]
+            assert await run.result(timeout="30s") == mails
+            assert sent == ["invoice ada", "failed", mails[0], "invoice bob", mails[1]]
+        else:
+            reason = await blocked(run)
+            assert "may be in another order than before. Sort it" in reason
+            assert sent == ["invoice ada", "failed"]

@@ -10,7 +10,8 @@ them is awaited, are matched together:
 
 1. A call takes the stored step with equal arguments, if there is one.
 2. What is left is matched by number, which is the order of the code. Arguments
-   are no reason to refuse: one may be the time.
+   are no reason to refuse: one may be the time. But they are once branches have worked outside of
+   steps: then the code may go on in the order in which they ended.
 3. A call made while earlier calls or branches of its own line are still under way is
    *parallel*: its number is a matter of who came first, and whether it is made at all may be one
    of which branch fails first. Outcomes come in the same order in every run (see `delivery`), but
@@ -39,14 +40,16 @@ that was given something by its number, and its arguments say later that it was 
 an inserted one: a person may accept that it runs.
 
 A call that is new in its line, but stored in another where nobody may ask for it any more, has
-been moved there by changed code. It must not run either. And while one line alone goes on, all
-that is stored in others and was not asked for lies ahead of it: nothing new runs there, and a
+been moved there by changed code. It must not run either. If that line is on its way there, at a
+lock say, its branch may not have come first this time: the call stands for that step, and if the
+other line makes it after all, it takes the place of this call. And while one line alone goes on,
+all that is stored in others and was not asked for lies ahead of it: nothing new runs there, and a
 patch is off.
 """
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from flowfabric.core.records import StepKind
@@ -64,7 +67,6 @@ _PLACE_CHARS: Final = 10
 _SHORT_CHARS: Final = 10
 _LABEL_CHARS_MAX: Final = 80
 _NUMBERED: Final = re.compile(r"#\d+$")
-_WITH_ARGUMENTS: Final = (StepKind.CALL, StepKind.SUBMIT)
 _INSIDE: Final = "|"
 """Between a line and one started in it."""
 
@@ -110,322 +112,6 @@ class Kept(NamedTuple):
     after: int | None = None
     after_key: str | None = None
     """The key of the call before it in its line."""
-
-
-class Match(NamedTuple):
-    """What a call stands for: a stored step, or nothing yet."""
-
-    kept: Kept | None = None
-    refusal: str = ""
-    """Why a call that stands for nothing yet must not run."""
-    instead_of: str = ""
-    """The key of what its number stands for, where only the arguments say that it is another's."""
-
-
-NEW: Final = Match()
-
-
-class Shelf:
-    """What is stored of one line and has not been asked for in this run."""
-
-    def __init__(self, kept: Iterable[Kept], only_equal: Collection[str] = ()) -> None:
-        """`only_equal` are the keys of what a call with other arguments does not stand for."""
-        self._only_equal = only_equal
-        self._equal: dict[tuple[str, str, str], dict[tuple[int, bool], Kept]] = {}
-        self._firm: dict[tuple[str, str, int], dict[str, Kept]] = {}
-        """Branches by name, firm arguments and their ordinal among equals."""
-        self._ordered: dict[tuple[str, str], dict[int, dict[str, Kept]]] = {}
-        """By number. Branches started in no certain order may share one."""
-        self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
-        """By name. Where there are some, the numbers of that name are a matter of chance."""
-        self._after: dict[int, list[Kept]] = {}
-        """Parallel ones by the outcome after which they were asked for."""
-        self._left: dict[str, Kept] = {}
-        self._forgiven: set[str] = set()
-        self._burst: set[tuple[str, str, int]] = set()
-        self._reordered: Collection[str] = ()
-        """The names of branches of a burst whose arguments tell that their order has changed."""
-        self._by_chance: set[tuple[str, str]] = set()
-        """Names called in parallel: other calls of them, too, come in the order branches end."""
-        self._before: dict[str, str | None] = {}
-        """The key of the step before each."""
-        self._numbers: set[tuple[str, str, int]] = set()
-        """What was stored in the order of the code, taken or not."""
-        self._guessed: dict[tuple[str, str, str], str] = {}
-        """The keys of what was given, by its number, to a call with other arguments."""
-        self.untouched = True
-        """Nothing has been taken off it in this run."""
-        for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
-            name = each.kind, each.name
-            self._before[each.key] = each.after_key
-            self._equal.setdefault((*name, each.digest), {}).setdefault(_rank(each), each)
-            if each.kind == BRANCH:
-                self._firm.setdefault(_firm_rank(each), {})[each.key] = each
-            if each.parallel:
-                self._by_chance.add(name)
-                self._parallel.setdefault(name, {})[each.key] = each
-                if each.after is not None:
-                    self._after.setdefault(each.after, []).append(each)
-            else:
-                numbered = self._ordered.setdefault(name, {}).setdefault(each.number, {})
-                numbered[each.key] = each
-                self._numbers.add((*name, each.number))
-            self._left[each.key] = each
-
-    @property
-    def left(self) -> list[Kept]:
-        return list(self._left.values())
-
-    def holds(self, key: str) -> bool:
-        """Whether it has not been asked for yet."""
-        return key in self._left
-
-    def numbered(self, asked: Asked) -> Kept | None:
-        """What a call stands for by its number alone, although it has other arguments."""
-        kept = self._numbered(asked)
-        return kept if kept is not None and _differs(kept, asked) else None
-
-    def take(self, burst: Sequence[Asked], forked_after: str | None = None) -> list[Match]:
-        """What the calls of one burst stand for, taken off the shelf.
-
-        If branches of the line are under way, `forked_after` is the key of the call before the
-        first of them; empty, if there was none.
-        """
-        if not self._left and not self._guessed:
-            return [NEW] * len(burst)
-        found: list[Kept | None] = [None] * len(burst)
-        self._burst = {(asked.kind, asked.name, asked.number) for asked in burst}
-        passes = (self._same, self._equal_to, self._alike, self._numbered)
-        for candidate in passes if self._left else ():
-            self._reordered = _reordered(burst, found)
-            for position, asked in enumerate(burst):
-                if found[position] is None and not self._is_given_away(asked):
-                    found[position] = self._remove(candidate(asked))
-        if len(burst) == 1 and found[0] is None and not self._is_given_away(burst[0]):
-            found[0] = self._remove(self._left_over(burst[0]))
-        for asked, kept in zip(burst, found, strict=True):
-            if kept is not None and _differs(kept, asked):
-                self._guessed[kept.kind, kept.name, kept.digest] = kept.key
-        return [
-            Match(kept)
-            if kept is not None
-            else Match(None, self.refusal(asked, forked_after), self._instead_of(asked))
-            for asked, kept in zip(burst, found, strict=True)
-        ]
-
-    def _instead_of(self, asked: Asked) -> str:
-        if self._is_given_away(asked):
-            return self._guessed[asked.kind, asked.name, asked.digest]
-        kept = self._at_number(asked)
-        return kept.key if kept is not None and kept.key in self._only_equal else ""
-
-    def _is_given_away(self, asked: Asked) -> bool:
-        """Whether another call has what is stored for this one: their order has changed."""
-        equal = asked.kind, asked.name, asked.digest
-        return equal in self._guessed and not self._equal.get(equal)
-
-    def forgive(self, keys: Collection[str]) -> None:
-        """A person has accepted that these are left behind: they are no sign any more."""
-        self._forgiven.update(self._left.keys() & keys)
-
-    def has_equal(self, asked: Asked) -> bool:
-        """Whether something with the same name and arguments is left."""
-        return self._same(asked) is not None or self._alike(asked) is not None
-
-    def take_same(self, asked: Asked) -> Kept | None:
-        """Take off what has the same name, arguments and ordinal among its equals."""
-        return self._remove(self._same(asked)) if self._left else None
-
-    @property
-    def ahead(self) -> Collection[str]:
-        """The keys of what may still be asked for."""
-        return self._left.keys() - self._forgiven
-
-    @property
-    def behind(self) -> Kept | None:
-        """A step that the code should have asked for before anything new."""
-        return next(self._behind(), None)
-
-    def _behind(self) -> Iterator[Kept]:
-        left = self._left.values()
-        return (kept for kept in left if not kept.parallel and kept.key not in self._forgiven)
-
-    def _behind_call(self, asked: Asked, forked_after: str | None) -> Kept | None:
-        """The same for a call. Beside branches, one may come before what an earlier run asked for
-        once they had ended; but whatever lies before their start comes first in every run."""
-        left = self._behind()
-        if (asked.kind, asked.name) in self._by_chance:
-            left = (kept for kept in left if (kept.kind, kept.name) not in self._by_chance)
-        if forked_after is not None:
-            before = self._up_to(forked_after)
-            left = (kept for kept in left if kept.key in before)
-        return next(left, None)
-
-    def _up_to(self, key: str) -> set[str]:
-        """The keys of a step and of all before it."""
-        found: set[str] = set()
-        each: str | None = key
-        while each is not None and each in self._before and each not in found:
-            found.add(each)
-            each = self._before[each]
-        return found
-
-    def missed(self, asked: Asked) -> str:
-        """Why a call that holds its line must not run: an earlier run asked for another there.
-
-        That was in the same line and after the same outcomes. If it had the name of this call, the
-        two may be items of a set.
-        """
-        for kept in self._beside(asked):
-            if kept.key not in self._forgiven and not _is_of(kept, asked):
-                return left_behind(asked, kept)
-        return ""
-
-    def _beside(self, asked: Asked) -> Iterator[Kept]:
-        """What was asked for at the same moment, and has not been in this run."""
-        found = () if asked.after is None else self._after.get(asked.after, ())
-        return (kept for kept in found if kept.key in self._left)
-
-    # Candidates, best first
-
-    def _same(self, asked: Asked) -> Kept | None:
-        equal = self._equal.get((asked.kind, asked.name, asked.digest))
-        return equal.get(_rank(asked)) if equal else None
-
-    def _equal_to(self, asked: Asked) -> Kept | None:
-        equal = self._equal.get((asked.kind, asked.name, asked.digest))
-        # Among equal branches the ordinal tells which is which, although some are not stored.
-        if not equal or asked.kind == BRANCH:
-            return None
-        # One that is as long as another by chance is not that one.
-        if asked.kind == StepKind.SLEEP and self._at_number(asked) is not None:
-            return None
-        return next((kept for kept in equal.values() if self._moved(asked, kept)), None)
-
-    def _moved(self, asked: Asked, kept: Kept) -> bool:
-        """Whether the order has changed, rather than that an equal call is still to come."""
-        return (
-            asked.parallel
-            or (kept.kind, kept.name) in self._parallel
-            or kept.number < asked.number
-            or (kept.kind, kept.name, kept.number) in self._burst
-            or (asked.kind, asked.name, asked.number) in self._numbers
-        )
-
-    def _alike(self, asked: Asked) -> Kept | None:
-        if asked.kind == BRANCH:
-            return next(iter(self._firm.get(_firm_rank(asked), {}).values()), None)
-        if asked.quiet:
-            beside = self._parallel.get((asked.kind, asked.name), {}).values()
-            return next((kept for kept in beside if _is_alike(asked, kept)), None)
-        kept = self._at_number(asked)
-        return kept if kept is not None and _is_alike(asked, kept) else None
-
-    def _numbered(self, asked: Asked) -> Kept | None:
-        if asked.name in self._reordered or self._is_by_chance(asked):
-            return None
-        kept = self._at_number(asked)
-        return None if kept is None or kept.key in self._only_equal else kept
-
-    def _is_by_chance(self, asked: Asked) -> bool:
-        """Whether the number of a call with arguments is a matter of chance."""
-        name = asked.kind, asked.name
-        return asked.kind in _WITH_ARGUMENTS and name in self._by_chance and not asked.at_once
-
-    def _at_number(self, asked: Asked) -> Kept | None:
-        if asked.at_once:
-            return next((kept for kept in self._beside(asked) if _is_of(kept, asked)), None)
-        if asked.parallel:
-            return None
-        numbered = self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
-        return next(iter(numbered.values())) if numbered else None
-
-    def _left_over(self, asked: Asked) -> Kept | None:
-        """What the calls before have left of its name, if it differs in nothing but times."""
-        ordered = self._ordered.get((asked.kind, asked.name))
-        if not ordered or asked.parallel or asked.kind == BRANCH:
-            return None
-        kept = next(iter(next(iter(ordered.values())).values()))
-        return kept if firm(kept.digest) == firm(asked.digest) else None
-
-    def _remove(self, kept: Kept | None) -> Kept | None:
-        if kept is not None:
-            self.remove(kept)
-        return kept
-
-    def remove(self, kept: Kept) -> None:
-        self.untouched = False
-        name = kept.kind, kept.name
-        equal = self._equal[*name, kept.digest]
-        if equal.get(_rank(kept)) is kept:
-            del equal[_rank(kept)]
-        if kept.kind == BRANCH:
-            del self._firm[_firm_rank(kept)][kept.key]
-        if kept.parallel:
-            del self._parallel[name][kept.key]
-        else:
-            ordered = self._ordered[name]
-            del ordered[kept.number][kept.key]
-            if not ordered[kept.number]:
-                del ordered[kept.number]
-        del self._left[kept.key]
-
-    def _may_come(self, asked: Asked) -> bool:
-        """Whether the stored branches at a place may be started after a new one.
-
-        Branches are started there in several goes, and one without steps of its own is
-        not stored. A new one is no sign, then, if another has been found, or if those that
-        are stored have its name.
-        """
-        return not self.untouched or any(
-            kept.name == asked.name for kept in self._left.values() if not kept.parallel
-        )
-
-    def refusal(self, asked: Asked, forked_after: str | None = None) -> str:
-        """Why a call that is not stored must not run; empty if it may."""
-        if self._is_given_away(asked):
-            return (
-                f"{shown(asked)} is stored, but another call of this name has been given its"
-                " result: they come in another order than before, as in a loop over a set. Keep the"
-                " order, or give each a name of its own or a branch: with ctx.branch(name)"
-            )
-        if not self._left:
-            return ""
-        behind = self._behind_call(asked, forked_after)
-        if behind is not None and not (asked.kind == BRANCH and self._may_come(asked)):
-            return left_behind(asked, behind)
-        for kept in self._parallel.get((asked.kind, asked.name), {}).values():
-            if firm(kept.digest) == firm(asked.digest):
-                return (
-                    f"{shown(asked)} may be the one that is stored or another one: branches of the"
-                    " function run in parallel and its arguments differ only in times, random"
-                    " numbers or the like. Take those from ctx.now(), ctx.random() and ctx.uuid(),"
-                    " or give each branch a name: with ctx.branch(name)"
-                )
-        return ""
-
-
-def _rank(call: Asked | Kept) -> tuple[int, bool]:
-    """What tells a call from others of its name and arguments."""
-    return (call.same, False) if call.kind == BRANCH else (call.number, call.parallel)
-
-
-def _is_of(kept: Kept, asked: Asked) -> bool:
-    return kept.kind == asked.kind and kept.name == asked.name
-
-
-def _is_alike(asked: Asked, kept: Kept) -> bool:
-    return kept.number == asked.number and firm(kept.digest) == firm(asked.digest)
-
-
-def _differs(kept: Kept, asked: Asked) -> bool:
-    """Whether a call was given a step of another, as far as its arguments tell."""
-    # How long a sleep is may differ in every run.
-    return firm(kept.digest) != firm(asked.digest) and asked.kind != StepKind.SLEEP
-
-
-def _firm_rank(call: Asked | Kept) -> tuple[str, str, int]:
-    return call.name, firm(call.digest), call.equal
 
 
 def left_behind(asked: Asked, left: Kept) -> str:
@@ -590,15 +276,6 @@ def alike(kind: str, name: str, digest: str) -> tuple[str, str, str]:
     """What a call has in common with its equals."""
     # The timeout of a wait may change: waits are known by their names alone.
     return kind, name, "" if kind == StepKind.SIGNAL else firm(digest)
-
-
-def _reordered(burst: Sequence[Asked], found: Sequence[Kept | None]) -> Collection[str]:
-    """The names of branches that are stored under other numbers: theirs tell nothing here."""
-    return {
-        asked.name
-        for asked, kept in zip(burst, found, strict=True)
-        if kept is not None and asked.kind == BRANCH and kept.number != asked.number
-    }
 
 
 def label_of(qualified_name: str) -> str:

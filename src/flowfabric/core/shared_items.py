@@ -27,8 +27,9 @@ for that, each branch keeps to what is stored of it (see `journal`). These rules
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from flowfabric.core.journal import NEW, Asked, Kept, Match, Shelf, alike, left_behind, shown
+from flowfabric.core.journal import Asked, Kept, alike, left_behind, shown
 from flowfabric.core.records import StepKind
+from flowfabric.core.shelf import NEW, Match, Shelf
 
 VALUES: Final = (StepKind.NOW, StepKind.RANDOM, StepKind.UUID, StepKind.SIGNAL)
 """What they return may be meant for the item of the next call."""

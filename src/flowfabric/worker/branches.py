@@ -26,7 +26,6 @@ from flowfabric.core.journal import (
     ROOT,
     Asked,
     Kept,
-    Shelf,
     alike,
     firm,
     identity,
@@ -39,6 +38,7 @@ from flowfabric.core.journal import (
 )
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.shared_items import VALUES, Burst, Pool, may_be_of_another
+from flowfabric.core.shelf import Shelf
 from flowfabric.worker.activity import TaskActivity
 from flowfabric.worker.digests import KnownBy, known_by
 from flowfabric.worker.watching import Watched
@@ -57,7 +57,8 @@ class DurableCall:
 
     __slots__ = (
         "after_key", "asked", "before", "begins", "beside", "has_result", "holds_line", "home",
-        "key", "kind", "line", "made", "refusal", "refused_as", "step", "took_ms", "work"
+        "key", "kind", "line", "made", "refusal", "refused_as", "says_all", "step", "swapped",
+        "took_ms", "work"
     )  # fmt: skip
 
     def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
@@ -82,6 +83,10 @@ class DurableCall:
         self.has_result = False
         """What it returns is stored by this run, or is being stored."""
         self.took_ms: int | None = None
+        self.says_all = False
+        """It is a step as good as any other that has its name and arguments."""
+        self.swapped: DurableCall | None = None
+        """The call of another branch that has taken the step of this one, which takes its place."""
         self.refusal = ""
         self.refused_as = ""
         """What a person accepts who lets it run, if that is not the call in all branches alike."""
@@ -175,9 +180,9 @@ class Forks:
 
     def line(self, parent: "Line") -> str:
         """The line of that call: branches that share their items may have stored it in another."""
-        steps = {call.key: call.step for call in self.after}
-        step = steps.get(self.key)
-        return parent.known_as if step is None else step.line
+        steps = (call.step for call in self.after if call.key == self.key)
+        step = next(steps, None)
+        return parent.known_as if step is None or step.step_key != self.key else step.line
 
 
 class Line:
@@ -263,6 +268,7 @@ class Line:
         call.refusal = self._indistinct(asked, known, ended)
         if kind in _EFFECTS:
             call.begins, self._acts = not (self._acts or known.is_vague), True
+            call.says_all = known.says_all and kind is StepKind.CALL
         self._burst.append(call)
         return call
 
@@ -377,13 +383,17 @@ class Line:
         if burst is self._burst:
             self._close_burst()
         if self.pool is None:
-            matches = self.shelf.take([call.asked for call in burst], burst[0].forked_after)
+            asked = [call.asked for call in burst]
+            by_arrival = self.journal.by_arrival
+            matches = self.shelf.take(asked, burst[0].forked_after, by_arrival=by_arrival)
         else:
             matches = self.pool.take(self._asked_in(burst))
         for call, match in zip(burst, matches, strict=True):
             call.after_key = self._after_key
             if match.kept is not None:
                 call.key, call.step = match.kept.key, self.journal.step(match.kept.key)
+            elif (other := self.journal.taker_of(self.known_as, call.asked)) is not None:
+                call.swapped, call.key, call.asked = other, other.key, other.asked
             else:
                 if self.pool is not None and self.pool.exchanged:
                     call.home = self.pool.line_of(self._after_key) or self.known_as
@@ -611,6 +621,15 @@ class Line:
         self._quiet.clear()
         self._under_way.clear()
         self._opaque.clear()
+
+    def take_over(self, call: DurableCall, step: Step) -> None:
+        """A call of this line stands for an equal one of another branch.
+
+        It leaves no trace: in the next run the other branch may come first again.
+        """
+        call.step, call.refusal = step, ""
+        if self._after_key == call.key:
+            self._after_key = call.after_key
 
     # Failures
 

@@ -38,8 +38,9 @@ from flowfabric.worker.blame import Blaming
 from flowfabric.worker.branches import DurableCall, inside_step
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.digests import known_by
+from flowfabric.worker.failures import RESULT_OF, failure_of, stored_outcome
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.journal import RESULT_OF, Patch, failure_of, stored_outcome
+from flowfabric.worker.journal import Patch
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.parking import fitting
 from flowfabric.worker.reports import emitting_step, frames_of, patch_of

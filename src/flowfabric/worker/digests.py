@@ -74,6 +74,8 @@ class KnownBy(NamedTuple):
     """It has nothing else in it."""
     tells: bool = False
     """It has something in it that stays the same in every run, and all of it was read."""
+    says_all: bool = False
+    """All of it was read, and stays the same: whatever has this name and digest is equal to it."""
 
 
 BY_NAME: Final = KnownBy("")
@@ -89,7 +91,8 @@ def known_by(*values: object) -> KnownBy:
         digest = digest if firm == digest else f"{firm}.{digest}"
     tells = reading.tells or reading.tells_around or reading.has_uuids
     vague = bool(reading.opaque) and not tells
-    return KnownBy(digest, tuple(reading.opaque), vague, tells and reading.is_complete)
+    says_all = reading.is_complete and not reading.opaque and "." not in digest
+    return KnownBy(digest, tuple(reading.opaque), vague, tells and reading.is_complete, says_all)
 
 
 def _digest(text: bytes) -> str:

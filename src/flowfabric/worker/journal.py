@@ -17,13 +17,11 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, NoReturn
 
 import msgspec
-from msgspec import Struct
 
 from flowfabric.core import journal
-from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.shared_items import Pool
-from flowfabric.core.states import PublicState
+from flowfabric.core.shelf import Shelf
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
@@ -36,7 +34,7 @@ from flowfabric.worker.branches import (
     root_line,
 )
 from flowfabric.worker.digests import BY_NAME, KnownBy
-from flowfabric.worker.failures import GIVEN_UP, encode_failure, raise_again
+from flowfabric.worker.failures import GIVEN_UP, encode_failure, ends_in, is_end, raise_again
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.moved_calls import Moves
@@ -75,11 +73,12 @@ def new_step(
     position: int | None = None,
 ) -> NewStep:
     asked = call.asked
+    place = call.swapped or call
     return NewStep(
         step_key=call.key,
-        after_key=call.after_key,
+        after_key=place.after_key,
         kind=call.kind,
-        line=call.line.known_as,
+        line=place.line.known_as,
         name=asked.name,
         digest=asked.digest,
         number=asked.number,
@@ -93,61 +92,10 @@ def new_step(
     )
 
 
-# How a child ended, as its parent has seen it and stores it -----------------
-
-RESULT_OF: Final = "result of "
-"""Before the id of the child, in the name of the step."""
-
-
-class ChildEnd(Struct, frozen=True):
-    """How it ended without a result."""
-
-    public_state: PublicState
-    reason: str
-
-
-def failure_of(outcome: Outcome) -> bytes | None:
-    """What is stored beside the result."""
-    if outcome.public_state is PublicState.COMPLETED:
-        return None
-    return msgspec.json.encode(ChildEnd(outcome.public_state, outcome.reason))
-
-
-def is_end(failure: bytes) -> bool:
-    """Whether a child ended so; else its parent was refused to ask."""
-    try:
-        msgspec.json.decode(failure, type=ChildEnd)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
-def stored_outcome(execution_id: ExecutionId, stored: Step) -> Outcome:
-    end = ChildEnd(PublicState.COMPLETED, "")
-    if stored.failure is not None:
-        end = msgspec.json.decode(stored.failure, type=ChildEnd)
-    return Outcome(
-        execution_id=execution_id,
-        public_state=end.public_state,
-        result=stored.result,
-        reason=end.reason,
-    )
-
-
-def ends_in(steps: Iterable[Step]) -> dict[str, Outcome]:
-    """How the children ended that a run has seen the end of, by the names of their steps."""
-    found: dict[str, Outcome] = {}
-    for step in steps:
-        if step.kind is StepKind.CHILD and (step.failure is None or is_end(step.failure)):
-            execution_id = ExecutionId(step.name.removeprefix(RESULT_OF))
-            found.setdefault(step.name, stored_outcome(execution_id, step))
-    return found
-
-
 StoreStep = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
 
-NOTHING: Final = journal.Shelf(())
+NOTHING: Final = Shelf(())
 SWALLOWED_MAX: Final = 100
 """Verbs a handler may call after it was told to stop, each of which tells it again."""
 PATIENCE_S: Final = 2.0
@@ -183,15 +131,17 @@ class Journal:
         self._steps: dict[str, Step] = {}
         self._positions: dict[str, int] = {}
         self._by_line: dict[str, list[journal.Kept]] = {}
-        self._lines: dict[str, journal.Shelf] = {}
-        self._siblings: dict[str, list[journal.Shelf]] = {}
+        self._lines: dict[str, Shelf] = {}
+        self._siblings: dict[str, list[Shelf]] = {}
         """The same by the line in which they were started."""
         self._giving_up = 0
         self._suspected = 0
         """Calls that wait for others which may have to ask first for what looks like them."""
         self._unsuspected = asyncio.Event()
         self._unsuspected.set()
-        self._shelves: dict[str, journal.Shelf] = {}
+        self._shelves: dict[str, Shelf] = {}
+        self._taken_over: list[tuple[Step, DurableCall]] = []
+        """Stored steps that equal calls of other branches stand for, with these."""
         self._ordinals: dict[tuple[str, tuple[str, str, str]], int] = {}
         self._branched = False
         self.has_accepted = False
@@ -263,7 +213,7 @@ class Journal:
             come_further(call)
         if call.step is None:
             await self._may_run(call)
-        else:
+        if call.step is not None:
             self._untaken.discard(call.step.step_key)
             if call.step.failure == GIVEN_UP:
                 await self._given_up()
@@ -285,6 +235,8 @@ class Journal:
         """Wait until a call that is not stored may run."""
         # What is stored comes first: it may end whatever made the call.
         await self._turns.run_new(at_rest=self._waits_for_rest(call))
+        if self._untaken and await self._takes_over(call):
+            return
         refusal = call.refusal
         if not refusal and self._untaken:
             refusal = await self._refusal(call)
@@ -300,6 +252,24 @@ class Journal:
         if self.seen or self._passing.locked():
             async with self._passing:
                 await self._store_seen(call.line.gone_past(call))
+
+    async def _takes_over(self, call: DurableCall) -> bool:
+        """Whether a call stands for an equal one of another branch, which does not come to it.
+
+        Whichever branch comes first may make a call for all: the others wait for it at a lock, or
+        find what it has left.
+        """
+        until_s = clock_s() + PATIENCE_S
+        while self._moves.equal_in_another(call) is not None:
+            await self._turns.run_new(at_rest=True)
+            step = self._moves.equal_in_another(call)
+            if step is not None and (not self._moves.at_work() or clock_s() > until_s):
+                self.steps_of(step.line).take_key(step.step_key)
+                self._taken_over.append((step, call))
+                call.line.take_over(call, step)
+                return True
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return False
 
     def _waits_for_rest(self, call: DurableCall) -> bool:
         """Whether another branch of the handler may be about to ask for what is left."""
@@ -459,7 +429,7 @@ class Journal:
         self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
         self._line_ids.update(journal.with_parents(self._by_line))
         self._lines = {
-            group: journal.Shelf(kept) for group, kept in journal.kept_lines(self._by_line).items()
+            group: Shelf(kept) for group, kept in journal.kept_lines(self._by_line).items()
         }
         for group in sorted(self._lines):
             beside = self._siblings.setdefault(journal.parent_of_group(group), [])
@@ -531,20 +501,20 @@ class Journal:
     def step(self, key: str) -> Step:
         return self._steps[key]
 
-    def steps_of(self, line: str) -> journal.Shelf:
+    def steps_of(self, line: str) -> Shelf:
         if line not in self._by_line:
             return NOTHING
         if line not in self._shelves:
             self._shelves[line] = self._shelf_of(self._by_line[line])
         return self._shelves[line]
 
-    def _shelf_of(self, kept: list[journal.Kept]) -> journal.Shelf:
+    def _shelf_of(self, kept: list[journal.Kept]) -> Shelf:
         only_equal = (
             [each.key for each in kept if self._accepts(journal.inserted_key(each.key))]
             if self.has_accepted
             else ()
         )
-        return journal.Shelf(kept, frozenset(only_equal))
+        return Shelf(kept, frozenset(only_equal))
 
     def _accepts(self, key: str) -> bool:
         return accepted_key(key) in self._steps
@@ -552,20 +522,32 @@ class Journal:
     def pool_at(self, group: str, label: str) -> Pool | None:
         return self._pools.at(group, label)
 
-    def lines_at(self, group: str) -> journal.Shelf:
+    def lines_at(self, group: str) -> Shelf:
         if group not in self._lines:
-            self._lines[group] = journal.Shelf(())
+            self._lines[group] = Shelf(())
         return self._lines[group]
 
-    def stored_at(self, line: str, key: str) -> journal.Shelf:
+    def stored_at(self, line: str, key: str) -> Shelf:
         """The lines that were started in a line after a call; cheap where none are stored."""
         return self.lines_at(journal.line_group(line, key)) if self._branched else NOTHING
 
-    def lines_beside(self, group: str) -> Iterable[journal.Shelf]:
+    def lines_beside(self, group: str) -> Iterable[Shelf]:
         return self._siblings.get(journal.parent_of_group(group), ())
 
-    def lines_in(self, line: str) -> Iterable[journal.Shelf]:
+    def lines_in(self, line: str) -> Iterable[Shelf]:
         return self._siblings.get(journal.parent_of_group(journal.line_group(line, "")), ())
+
+    def taker_of(self, line: str, asked: journal.Asked) -> DurableCall | None:
+        for position, (step, call) in enumerate(self._taken_over):
+            equal = step.kind == asked.kind and step.name == asked.name
+            if equal and step.line == line and step.digest == asked.digest:
+                del self._taken_over[position]
+                return call
+        return None
+
+    @property
+    def by_arrival(self) -> bool:
+        return self._moves.by_arrival
 
     def is_beside_work(self, line: Line) -> bool:
         return self._moves.is_beside_work(line)
@@ -674,6 +656,7 @@ class Journal:
         self._root.let_go()
         self._root.work.end()
         self._named.clear()
+        self._taken_over.clear()
         self.seen.clear()
         self._store, self._store_later, self._parking = _gone, _gone_too, None
 

@@ -55,10 +55,13 @@ class Moves:
         self._waits = OwnTasks(self._is_own, self._runs_in)
         self.certain = True
         """Nothing but stored outcomes has brought the handler where it is."""
+        self.by_arrival = False
+        """A branch was seen beside others to wait for anything else: what they leave in a list, or
+        do when they end, is in another order in every run."""
 
     def look(self) -> None:
         """Look whether a task goes on by anything but durable calls. Call it at rest."""
-        if not self.certain or not self._untaken:
+        if self.by_arrival or not self._untaken:
             return
         self._running = {line.work.running for line in self._tasks}
         for line in (self._root, *self._tasks):
@@ -67,8 +70,9 @@ class Moves:
                 continue
             if not self._waits.in_order(work.running, work.branches):
                 self.certain = False
-                return
-            work.picks = work.picks or picks(work.running)
+                self.by_arrival |= line is not self._root and len(self._tasks) > 1
+            else:
+                work.picks = work.picks or picks(work.running)
 
     def _is_own(self, future: object) -> bool:
         if not isinstance(future, asyncio.Task):
@@ -200,6 +204,25 @@ class Moves:
                 if not journal.may_ask_yet(line, going):
                     return journal.moved(asked, line)
         return ""
+
+    def equal_in_another(self, call: branches.DurableCall) -> Step | None:
+        """What is stored of an equal call, in a branch that is on its way there: as at a lock."""
+        if self.certain or not call.says_all:
+            return None
+        asked, here = call.asked, call.line
+        on_their_way = {each.id for each in self._tasks if each.work.is_outside_calls}
+        if here.pool is not None and here.pool.exchanged:
+            on_their_way.difference_update(here.pool.lines)
+        equal = (
+            step
+            for step in self._alike.get(journal.alike(asked.kind, asked.name, asked.digest), ())
+            if step.digest == asked.digest
+            and step.line in on_their_way
+            and journal.name_of(step.line) == journal.name_of(here.known_as)
+            and step.step_key in self._untaken
+            and step.step_key not in self._forgiven
+        )
+        return min(equal, key=_place, default=None)
 
     def _that_wait_for(self, line: branches.Line) -> Iterator[branches.Line]:
         """Lines that go on when this one has ended, as far as only stored outcomes decide that.

@@ -11,6 +11,7 @@ from typing import Final, Self
 
 from flowfabric.core import journal
 from flowfabric.core.shared_items import Burst, Pool
+from flowfabric.core.shelf import Shelf
 from flowfabric.worker.branches import DurableCall, Line
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.moved_calls import Moves
@@ -77,8 +78,8 @@ class Pools:
         self,
         turns: Turns,
         moves: Moves,
-        steps_of: Callable[[str], journal.Shelf],
-        lines_at: Callable[[str], journal.Shelf],
+        steps_of: Callable[[str], Shelf],
+        lines_at: Callable[[str], Shelf],
     ) -> None:
         self._turns = turns
         self._moves = moves
@@ -196,5 +197,5 @@ class Pools:
         self._steps_of = self._lines_at = _nothing
 
 
-def _nothing(where: str) -> journal.Shelf:
-    return journal.Shelf(())
+def _nothing(where: str) -> Shelf:
+    return Shelf(())

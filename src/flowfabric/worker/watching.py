@@ -3,9 +3,10 @@
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from flowfabric.core.journal import Asked, Shelf
+from flowfabric.core.journal import Asked
 from flowfabric.core.records import Step
 from flowfabric.core.shared_items import Pool
+from flowfabric.core.shelf import Shelf
 
 if TYPE_CHECKING:
     from flowfabric.worker.branches import DurableCall, Line, SeenFailure
@@ -41,6 +42,13 @@ class Watched(Protocol):
 
     def is_beside_work(self, line: "Line") -> bool:
         """Whether a branch like this one, or one it has started, works outside of calls."""
+
+    @property
+    def by_arrival(self) -> bool:
+        """Whether the handler may go on in the order in which branches have ended."""
+
+    def taker_of(self, line: str, asked: Asked) -> "DurableCall | None":
+        """The call of another branch that has taken over what was stored of a call in a line."""
 
     def new_line_id(self, parent: str, group: str, asked: Asked) -> str: ...
 
