@@ -6,6 +6,7 @@ import pytest
 
 from flowfabric import Engine, reconcilers
 from flowfabric.engine.topics import DUE_HINT_WITHIN_MS, DUE_TOPIC, ready_topic
+from flowfabric.errors import ExecutionNotTerminal
 from tests.conformance.given import WORKER, Given
 
 PATIENCE_S = 10.0
@@ -61,4 +62,18 @@ async def test_a_repeated_signal_wakes_workers_whose_claim_passed_the_locked_row
     await click()
     with engine.store.hints([ready_topic("default")]) as hints:
         await click()
+        assert await hints.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("touch", ["tags", "refused"])
+async def test_whoever_locks_a_ready_execution_wakes_workers_whose_claim_passed_it_by(
+    engine: Engine, given: Given, touch: str
+) -> None:
+    execution_id = await given.waiting()
+    with engine.store.hints([ready_topic("default")]) as hints:
+        if touch == "tags":
+            await engine.set_execution_tags(execution_id, {"customer": "42"})
+        else:
+            with pytest.raises(ExecutionNotTerminal):
+                await engine.replay_execution(execution_id)
         assert await hints.wait(PATIENCE_S)

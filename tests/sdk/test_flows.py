@@ -18,6 +18,7 @@ from flowfabric.errors import (
     ExecutionSkipped,
     FlowAlreadyTerminal,
     InvalidInput,
+    LaneNotAccepting,
     NotFound,
     OperationTimeout,
 )
@@ -407,3 +408,16 @@ async def test_where_there_are_only_plain_characters_only_those_are_used(
         "+ gr??e     completed",
         "`- + words  completed",
     ]
+
+
+async def test_a_flow_that_is_refused_leaves_nothing_behind(app: App) -> None:
+    engine = app.engine
+    await engine.drain_lane("default")
+    flow = app.flow("refused")
+    flow.add(done)
+    with pytest.raises(LaneNotAccepting):
+        await flow.start()
+    assert not (await engine.list_flows()).flows
+    await engine.resume_lane("default")
+    run = await flow.start()
+    assert [each.flow_id for each in (await engine.list_flows()).flows] == [run.flow_id]

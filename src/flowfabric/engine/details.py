@@ -22,7 +22,7 @@ from flowfabric.engine.gates import held_up
 from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.shell import Group, execution_key, id_columns
-from flowfabric.engine.topics import EVENT_TOPIC
+from flowfabric.engine.topics import hint_about
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -334,8 +334,7 @@ class Details(Group):
             )
             changes = Changes(updates=(after, *wanted), events=tag_events(after, changed, now_ms))
             await tx.save(changes)
-            if changed:
-                tx.hint(EVENT_TOPIC)
+            hint_about(tx, changes, now_ms)
             return len(checked)
 
         return await self.store.transact(body)

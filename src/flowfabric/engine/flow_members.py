@@ -11,11 +11,17 @@ from msgspec import Struct, structs
 
 from flowfabric.core import flow_joins
 from flowfabric.core.bounds import BATCH_MAX, JOIN_EDGES_MAX
-from flowfabric.core.checks import check_bool, check_int, check_list
+from flowfabric.core.checks import check_bool, check_int, check_list, check_name
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.flow_endings import Ending, block
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord
-from flowfabric.core.ids import ExecutionId, FlowId, member_execution_id, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    FlowId,
+    member_execution_id,
+    parse_namespace,
+    uuid_of,
+)
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Created, DependenciesAdded
 from flowfabric.core.states import TerminalOutcome
@@ -26,6 +32,13 @@ from flowfabric.engine.flows import FlowGroup, endings_of
 from flowfabric.engine.shell import execution_key, new_uuid
 from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
 from flowfabric.store.base import Transaction
+
+
+class NewFlow(Struct, frozen=True):
+    """A flow to be created with its first members."""
+
+    kind: str
+    namespace: str = "default"
 
 
 class CheckedJoin(Struct, frozen=True, kw_only=True):
@@ -43,6 +56,8 @@ class JoinPlan(Struct, frozen=True, kw_only=True):
     adopted: tuple[ExecutionId, ...]
     """Executions that exist and become members."""
     joins: dict[ExecutionId, CheckedJoin]
+    opens: NewFlow | None
+    """The flow, if it is to be created unless it exists."""
 
 
 class FlowMembers(FlowGroup):
@@ -58,14 +73,17 @@ class FlowMembers(FlowGroup):
         joins: Sequence[flow_joins.Join] = (),
         *,
         members: Sequence[NewExecution | Checked | str] = (),
+        opens: NewFlow | None = None,
     ) -> DependenciesAdded:
         """Add members and everything they wait for, all at once or not at all.
+
+        With `opens` the flow is created, too, unless it exists.
 
         `members` are executions to create, under ids of `new_member_id`, the same once
         `check_request` has passed them, or ids of executions that exist. Repeating a call
         adds nothing.
         """
-        plan = self._check_plan(flow_id, joins, members)
+        plan = self._check_plan(flow_id, joins, members, opens)
         await self.shell.know_routes(plan.created)
         return await self.store.transact(_Building(self, plan).run)
 
@@ -74,8 +92,12 @@ class FlowMembers(FlowGroup):
         flow_id: object,
         joins: Sequence[flow_joins.Join],
         members: Sequence[NewExecution | Checked | str],
+        opens: NewFlow | None,
     ) -> JoinPlan:
         asked = self.check_flow_id(flow_id)
+        if opens is not None:
+            check_name("flow_kind", opens.kind)
+            parse_namespace(opens.namespace)
         check_list("members", members, 0, BATCH_MAX)
         check_list("joins", joins, 0, JOIN_EDGES_MAX)
         edges = sum(len(check_join(join).dependencies) for join in joins)
@@ -97,6 +119,7 @@ class FlowMembers(FlowGroup):
                 if not isinstance(each, NewExecution | Checked)
             ),
             joins=by_downstream,
+            opens=opens,
         )
 
     def _check_join(self, flow_id: FlowId, join: flow_joins.Join) -> CheckedJoin:
@@ -180,6 +203,8 @@ class _Building:
         self.plan = plan
 
     async def run(self, tx: Transaction) -> DependenciesAdded:
+        if self.plan.opens is not None:
+            await self._open(tx, self.plan.opens)
         flow = await self.engine.lock_flow(tx, self.plan.flow_id)
         flow_joins.check_open(flow)
         self.groups: dict[ExecutionId, EdgeGroup] = {}
@@ -199,6 +224,12 @@ class _Building:
             edge_count=flow.edge_count,
             graph_revision=flow.graph_revision,
         )
+
+    async def _open(self, tx: Transaction, flow: NewFlow) -> None:
+        key, flow_id = self.engine.flow_key(self.plan.flow_id)
+        namespace = parse_namespace(flow.namespace)
+        now_ms = await tx.now_ms()
+        await tx.insert_new([flow_joins.new_flow(flow_id, key, flow.kind, namespace, now_ms)])
 
     # Members
 

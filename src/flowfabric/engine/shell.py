@@ -34,7 +34,7 @@ from flowfabric.core.records import (
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.routes import KnowsRoutes
-from flowfabric.engine.topics import hint_about
+from flowfabric.engine.topics import hint_about, hint_locked
 from flowfabric.engine.values import Values
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store import base
@@ -471,6 +471,7 @@ async def lock_subjects(
 ) -> dict[ids.ExecutionId, transitions.Subject]:
     """Lock executions with their current attempts; ids without a row are omitted."""
     executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
+    hint_locked(tx, executions.values())
     attempts = await _lock_attempts(tx, executions.values())
     signs = await signs_of_life(tx, executions.values())
     granted = [key for key, each in executions.items() if each.granted_until_ms is not None]

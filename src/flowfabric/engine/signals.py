@@ -365,9 +365,7 @@ def _hint(tx: Saving, execution: Execution) -> None:
     tx.hint(SIGNAL_TOPIC)
     if execution.ownership_state is OwnershipState.LEASED and execution.worker_instance_id:
         tx.hint(kept_topic(execution.worker_instance_id))
-    if execution.ready:
-        # A claim passes by what we have locked here, and has to look again.
-        tx.hint(topics.ready_topic(execution.lane_id))
+    topics.hint_locked(tx, [execution])
 
 
 def _delivery(

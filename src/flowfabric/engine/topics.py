@@ -74,6 +74,12 @@ def hint_about(tx: base.Saving, changes: transitions.Changes, now_ms: int) -> No
         tx.hint(topic)
 
 
+def hint_locked(tx: base.Saving, executions: Iterable[Execution]) -> None:
+    """Wake workers for ready executions that are locked here: claims pass them by until then."""
+    for lane_id in {execution.lane_id for execution in executions if execution.ready}:
+        tx.hint(ready_topic(lane_id))
+
+
 def hint_if_soon(tx: base.Saving, due_at_ms: int | None, now_ms: int) -> None:
     """Wake the reconcilers if something is due before they would look anyway."""
     for topic in topics_after(due_in_ms=None if due_at_ms is None else due_at_ms - now_ms):

@@ -30,6 +30,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.flow_members import NewFlow
 from flowfabric.engine.shell import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.nodes import NAME_TAG, AllOf, AnyOf, Node, NodeNames, Quorum, When
@@ -289,12 +290,17 @@ class Flow:
                 await engine.know_routes(checked)
             engine = engine.on(connection)
         with statements_within(MANY_PATIENCE_S):
-            await engine.create_flow(self.flow_id, flow_kind=self.kind, namespace=self.namespace)
-            await self._tag(engine)
+            opens = NewFlow(self.kind, self.namespace)
+            if self._id_given or self.tags:
+                # Tags, that of the plan too, are there before the first member runs.
+                await engine.create_flow(
+                    self.flow_id, flow_kind=self.kind, namespace=self.namespace
+                )
+                await self._tag(engine)
             for part in self._parts():
                 joins = [_join(each, partitions) for each in part if each.waits_for]
                 members = [checked[each.node.index] for each in part]
-                await engine.add_dependencies(self.flow_id, joins, members=members)
+                await engine.add_dependencies(self.flow_id, joins, members=members, opens=opens)
         return FlowRun(opened, self.flow_id)
 
     async def _tag(self, engine: Engine) -> None:
