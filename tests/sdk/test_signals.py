@@ -297,25 +297,97 @@ async def pauses(app: App, run: Run[object]) -> list[SuspensionView]:
     return found
 
 
-async def test_a_payload_of_another_type_is_refused_by_name_and_the_handler_may_go_on() -> None:
+@pytest.mark.parametrize("payload", ["x", None, {"approved": "yes"}, {}])
+async def test_a_payload_of_another_type_is_set_aside_and_the_wait_goes_on(payload: object) -> None:
     async with testing.engine() as app:
-        problems: list[str] = []
+
+        @app.task
+        async def gate(ctx: Context) -> tuple[bool, str]:
+            signal = await ctx.wait_for_signal("go", type=Decision)
+            return signal.payload.approved, signal.source
+
+        run = await app.submit(gate)
+        await app.drain()
+        await run.signal("go", payload, source="ada")
+        await app.drain()
+        assert await run.state() is PublicState.SUSPENDED
+        why = (await run.why()).sentence
+        assert "It is suspended until it gets a signal: 'go'." in why
+        assert "set aside: payload of signal go from ada: does not fit the type asked for" in why
+        await run.signal("go", {"approved": True}, source="bob", keep=False)
+        await app.drain()
+        assert await run.result(timeout=1) == (True, "bob")
+        # Later runs know of nothing else: a replay gets the same.
+        assert [step.name for step in await run.steps()] == ["signal go"]
+
+
+async def test_the_other_signals_of_a_wait_count_when_one_is_set_aside() -> None:
+    async with testing.engine() as app:
+
+        @app.task
+        async def gate(ctx: Context) -> list[int]:
+            votes = count(2, "vote", distinct="sources")
+            return [each.payload for each in await ctx.wait_for(all_of("legal", votes), type=int)]
+
+        run = await app.submit(gate)
+        await app.drain()
+        for name, payload, source in (
+            ("legal", 1, "eve"),
+            ("vote", "x", "ada"),
+            ("vote", 2, "bob"),
+        ):
+            await run.signal(name, payload, source=source)
+        await app.drain()
+        assert "with 2 of 3 signals: still 'vote'" in (await run.why()).sentence
+        await run.signal("vote", 3, source="bob")
+        await app.drain()
+        assert await run.state() is PublicState.SUSPENDED
+        await run.signal("vote", 4, source="ada")
+        await app.drain()
+        assert await run.result(timeout=1) == [1, 2, 4]
+
+
+async def test_a_token_works_again_after_its_signal_was_set_aside() -> None:
+    async with testing.engine() as app:
+        tokens: list[str] = []
 
         @app.task
         async def gate(ctx: Context) -> int:
-            while True:
-                try:
-                    return (await ctx.wait_for_signal("go", type=int)).payload
-                except InvalidInput as error:
-                    problems.append(error.field)
+            token = await ctx.waitpoint("go")
+            await ctx.step("mail", tokens.append, token.reveal())
+            return (await ctx.wait_for_signal("go", type=int)).payload
 
         run = await app.submit(gate)
-        for payload in ("x", None, 5):
-            await app.drain()
-            await run.signal("go", payload)
         await app.drain()
-        assert await run.result(timeout=1) == 5
-        assert set(problems) == {"payload of signal go"}
+        await app.signals.deliver(tokens[0], "go", "seven")
+        await app.drain()
+        await app.signals.deliver(tokens[0], "go", 7)
+        await app.drain()
+        assert await run.result(timeout=1) == 7
+
+
+async def test_the_timeout_of_a_wait_counts_from_its_beginning_whatever_was_set_aside(
+    clock: SettableClock,
+) -> None:
+    async with testing.engine(clock) as app:
+
+        @app.task
+        async def gate(ctx: Context) -> int | None:
+            signal = await ctx.wait_for_signal("go", type=int, timeout="1h", default=None)
+            return None if signal is None else signal.payload
+
+        run = await app.submit(gate)
+        await app.drain()
+        for _ in range(3):
+            clock.advance("15m")
+            await run.signal("go", "x")
+            await app.drain()
+        clock.advance("14m")
+        await app.drain()
+        assert await run.state() is PublicState.SUSPENDED
+        clock.advance("1m")
+        await app.drain()
+        assert await run.result(timeout=1) is None
 
 
 async def test_composites_nest_and_the_first_of_several_names_may_do() -> None:

@@ -42,6 +42,7 @@ PLAIN: Mapping[str, object] = {
     "edge_id": UUID,
     "policy": {"kind": "all_of"},
     "suspension_id": UUID,
+    "signal_ids": [UUID],
     "waitpoint_key": "wp:x",
     "waitpoint_token": "k1:00",
     "signal_name": "s",

@@ -160,6 +160,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     """How many signals it keeps for its next waits, by name."""
     times_out_at_ms: int | None = None
     """When the wait ends that it is suspended on, met or not."""
+    set_aside: str = ""
+    """Why signals that met the wait it is suspended on did not count after all."""
     failed_step: FailedStep | None = None
     """The step whose failure ended its last attempt."""
     granted_to: str | None = None
@@ -298,6 +300,9 @@ def _suspended(execution: Execution, around: Surroundings) -> Reason:
     if around.times_out_at_ms is not None:
         sentence += _times_out(around.times_out_at_ms, around)
         detail |= {"times_out_at_ms": around.times_out_at_ms}
+    if around.set_aside:
+        sentence += f" The last one was set aside: {around.set_aside}. Send another."
+        detail |= {"set_aside": around.set_aside}
     return Cause.SUSPENDED, sentence, detail
 
 

@@ -248,6 +248,97 @@ def take(
     return TakenSignals(signals=tuple(taken), left=len(kept) - len(taken))
 
 
+# Signals that met a wait and that its worker cannot use -----------------------
+#
+# Only the code that waits knows which payloads fit it. If one does not, its worker ends the
+# wait as if it had not been met: the other signals go back to those that are kept, tokens
+# work again, and the next wait takes up both. The signals themselves stay with the old wait.
+
+SET_ASIDE: Final = "signals_set_aside: "
+"""What the close reason of such a wait begins with."""
+
+
+class MetWait(Struct, frozen=True, kw_only=True):
+    """A suspension that was met, with all that belongs to it."""
+
+    suspension: records.Suspension
+    waitpoints: Sequence[records.Waitpoint]
+    signals: Sequence[records.SignalFacts]
+    """Those that met it."""
+
+
+class SetAside(Struct, frozen=True, kw_only=True):
+    """A request to set aside signals that met a wait."""
+
+    suspension_id: SuspensionId
+    signal_ids: frozenset[SignalId]
+    reason: str
+
+
+def decide_set_aside(
+    subject: Subject, fence: Fence, request: SetAside, wait: MetWait | None, timing: Timing
+) -> Decision[bool]:
+    """Give back what a wait took, except for some signals; false if that was done before."""
+    check_fence(subject, fence, timing.now_ms)
+    if wait is None:
+        raise errors.NotFound("suspension", request.suspension_id)
+    suspension, execution = wait.suspension, subject.execution
+    if (suspension.close_reason or "").startswith(SET_ASIDE):
+        return Decision(answer=False)
+    if suspension.close_reason != RESUMED:
+        raise errors.InvalidInput(
+            "suspension_id", "was not met by signals", suspension.suspension_id
+        )
+    refused = tuple(each for each in wait.signals if each.signal_id in request.signal_ids)
+    if not refused or len(refused) != len(request.signal_ids):
+        named = sorted(request.signal_ids)
+        raise errors.InvalidInput("signal_ids", "must have counted for the suspension", named)
+    room = bounds.OPEN_WAITPOINTS_MAX - execution.open_waitpoint_count
+    opened = tuple(map(_pending_again, _closed_by(wait, timing.now_ms)[:room]))
+    unmet = structs.replace(
+        suspension,
+        satisfied_at_ms=None,
+        closer_signal_id=None,
+        close_reason=checks.shorten(f"{SET_ASIDE}{request.reason}", bounds.TEXT_BYTES_MAX),
+    )
+    after = change(
+        execution,
+        timing.now_ms,
+        open_waitpoint_count=execution.open_waitpoint_count + len(opened),
+        keeps_signals=execution.keeps_signals or len(wait.signals) > len(refused),
+    )
+    left_out = (structs.replace(each, satisfier=False) for each in refused)
+    return Decision(answer=True, changes=Changes(updates=(after, unmet, *opened, *left_out)))
+
+
+def _closed_by(wait: MetWait, now_ms: int) -> list[records.Waitpoint]:
+    """The waitpoints that its end has closed, and that would be open without it."""
+    return [
+        each
+        for each in wait.waitpoints
+        if each.state is records.WaitpointState.CLOSED
+        and (each.expires_at_ms is None or each.expires_at_ms > now_ms)
+    ]
+
+
+def _pending_again(waitpoint: records.Waitpoint) -> records.Waitpoint:
+    return structs.replace(
+        waitpoint,
+        state=records.WaitpointState.PENDING,
+        suspension_id=None,
+        activated_at_ms=None,
+        satisfied_at_ms=None,
+        closed_at_ms=None,
+        close_reason=None,
+    )
+
+
+def set_aside_reason(suspension: records.Suspension | None) -> str:
+    """Why the signals of a suspension were set aside; empty if they were not."""
+    closed_by = (suspension and suspension.close_reason) or ""
+    return closed_by.removeprefix(SET_ASIDE) if closed_by.startswith(SET_ASIDE) else ""
+
+
 BLOCKING: Final[Mapping[records.SuspensionReason, BlockingReason]] = {
     records.SuspensionReason.WAITING_FOR_SIGNAL: BlockingReason.WAITING_FOR_SIGNAL,
     records.SuspensionReason.STEP_BOUNDARY: BlockingReason.WAITING_FOR_SIGNAL,

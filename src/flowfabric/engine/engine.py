@@ -495,6 +495,7 @@ class Engine:
     list_inbox = operation("pauses", Pauses.list_inbox)
     read_waitpoint_token = operation("pauses", Pauses.read_waitpoint_token)
     take_signals = operation("pauses", Pauses.take_signals)
+    set_aside_signals = operation("pauses", Pauses.set_aside_signals)
     deliver_signal = operation("pauses", Pauses.deliver_signal)
     deliver_signal_on = operation("pauses", Pauses.deliver_signal_on)
     deliver_signal_on_sync = operation("pauses", Pauses.deliver_signal_on_sync)

@@ -12,6 +12,7 @@ from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
+from flowfabric.core.suspension import set_aside_reason
 from flowfabric.engine import gates, paging, shell
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.workers import present_workers
@@ -509,6 +510,7 @@ async def surroundings(reader: Reader, execution: records.Execution) -> Surround
             reader, execution.execution_id, execution.current_suspension_id
         ),
         times_out_at_ms=await times_out_at(reader, execution),
+        set_aside=await set_aside_before(reader, execution),
         failed_step=await failed_step_of(reader, execution),
         granted_to=await granted_to(reader, execution),
         join=await read_join_facts(reader, execution),
@@ -565,6 +567,19 @@ async def times_out_at(reader: Reader, execution: records.Execution) -> int | No
     if suspension is None or suspension.timeout_behavior is None:
         return None
     return suspension.timeout_at_ms
+
+
+async def set_aside_before(reader: Reader, execution: records.Execution) -> str:
+    """Why signals did not count that met the same wait before it was taken up again."""
+    if execution.current_suspension_id is None:
+        return ""
+    last = await reader.select_records(
+        records.Suspension,
+        "last_closed_suspension",
+        partition_key=execution.partition_key,
+        execution_id=ids.uuid_of(execution.execution_id),
+    )
+    return set_aside_reason(last[0] if last else None)
 
 
 async def failed_step_of(reader: Reader, execution: records.Execution) -> records.FailedStep | None:

@@ -30,7 +30,13 @@ from flowfabric.core.records import (
 from flowfabric.core.resumption import RESUMED
 from flowfabric.core.signals import KeptSize, Mailbox, mailbox_id
 from flowfabric.core.states import OwnershipState
-from flowfabric.core.suspension import SuspendRequest, decide_take
+from flowfabric.core.suspension import (
+    MetWait,
+    SetAside,
+    SuspendRequest,
+    decide_set_aside,
+    decide_take,
+)
 from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
@@ -44,7 +50,7 @@ from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.engine.waitpoints import SuspensionView, Waitpoints, find_waitpoint
 from flowfabric.errors import BackendErrorKind, InvalidInput, InvalidToken, NotFound, Transport
 from flowfabric.logs import open_log
-from flowfabric.store.base import Reader, Saving, Transaction, Unlocked
+from flowfabric.store.base import Parameter, Reader, Saving, Transaction, Unlocked
 
 log = open_log(__name__)
 
@@ -312,6 +318,39 @@ class SignalOperations(Waitpoints):
             return None
         return await self.describe_suspension(opened.execution_id, named)
 
+    async def set_aside_signals(
+        self,
+        handle: Handle | bytes,
+        *,
+        suspension_id: str,
+        signal_ids: Sequence[str],
+        reason: str,
+    ) -> bool:
+        """Set aside signals that met a wait and that its worker cannot use; false for a repeat.
+
+        The other signals of the wait are kept again, and tokens that its end closed work again:
+        the next wait takes up both, with another `suspension_id`. `why` tells the `reason` to
+        those who would send the signal again.
+        """
+        opened = self.shell.open_handle(handle)
+        request = SetAside(
+            suspension_id=ids.SuspensionId(ids.parse_uuid("suspension_id", suspension_id)),
+            signal_ids=frozenset(
+                ids.SignalId(ids.parse_uuid("signal_ids", each)) for each in signal_ids
+            ),
+            reason=check_text("reason", reason),
+        )
+
+        async def lock(tx: Transaction) -> tuple[Subject, MetWait | None]:
+            subject = await shell.lock_subject(tx, opened.execution_id)
+            return subject, await _lock_met(tx, subject.execution, request.suspension_id)
+
+        def decide(what: tuple[Subject, MetWait | None], timing: Timing) -> Decision[bool]:
+            subject, wait = what
+            return decide_set_aside(subject, shell.fence_of(opened), request, wait, timing)
+
+        return await self.shell.decide_loaded(lock, decide)
+
     async def _may_keep(self, handle: Handle) -> bool:
         """A look without locks: most of the time there is nothing to take."""
         key = shell.execution_key(handle.execution_id)
@@ -342,6 +381,24 @@ async def _is_met(tx: Transaction, subject: Subject, suspension_id: ids.Suspensi
     key = (execution.partition_key, execution.execution_id, suspension_id)
     suspension = await tx.get_one(Suspension, key)
     return suspension is not None and suspension.close_reason == RESUMED
+
+
+async def _lock_met(
+    tx: Transaction, execution: Execution, suspension_id: ids.SuspensionId
+) -> MetWait | None:
+    at = (execution.partition_key, execution.execution_id)
+    suspension = await tx.lock_one(Suspension, (*at, suspension_id))
+    if suspension is None:
+        return None
+    of_it: dict[str, Parameter] = {
+        "partition_key": execution.partition_key,
+        "execution_id": ids.uuid_of(execution.execution_id),
+        "suspension_id": suspension_id,
+    }
+    waitpoints = await tx.select_records(Waitpoint, "list_suspension_waitpoints", **of_it)
+    locked = await tx.lock(Waitpoint, [(*at, each.waitpoint_id) for each in waitpoints])
+    signals_of_it = await tx.select_records(SignalFacts, "list_satisfiers", **of_it)
+    return MetWait(suspension=suspension, waitpoints=tuple(locked.values()), signals=signals_of_it)
 
 
 def _not_held(execution: Execution, handle: Handle) -> bool:

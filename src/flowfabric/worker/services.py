@@ -382,6 +382,18 @@ class Services:
             )
         )
 
+    async def set_aside_signals(
+        self, suspension_id: str, signal_ids: Sequence[str], reason: str
+    ) -> None:
+        await self.tell(
+            lambda: self.engine.set_aside_signals(
+                self.lease.handle,
+                suspension_id=suspension_id,
+                signal_ids=signal_ids,
+                reason=reason,
+            )
+        )
+
     def kept_hints(self) -> HintListener:
         """Tells when signals may have reached an execution of this worker."""
         return self.engine.store.hints([kept_topic(self.lease.claimed.handle.worker_instance_id)])
@@ -389,7 +401,7 @@ class Services:
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
         last = self._last_pause
         if last is not None and last.suspension_id == suspension_id and not last.is_open:
-            # A pause that has ended never changes.
+            # A pause that has ended is changed by nobody but us.
             check_outside(self.lease)
             return last
         execution_id = self.lease.claimed.execution_id

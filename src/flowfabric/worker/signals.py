@@ -10,7 +10,7 @@ it anyway, the handler continues without waiting for that.
 import asyncio
 import hashlib
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Literal, TypeVar, overload
@@ -31,9 +31,11 @@ from flowfabric.core.conditions import (
 from flowfabric.core.ids import ExecutionId, uuid4_from
 from flowfabric.core.policies import Duration, duration_ms, optional_duration_ms
 from flowfabric.core.records import Step, StepKind
+from flowfabric.core.suspension import SET_ASIDE
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
 from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
 from flowfabric.json_values import read_as
+from flowfabric.logs import open_log
 from flowfabric.parts import waits
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
 from flowfabric.worker.blame import Blaming
@@ -50,8 +52,11 @@ from flowfabric.worker.services import (
     promised,
 )
 
+log = open_log(__name__)
+
 PAUSES_MAX: Final = 1_000
-"""How many pauses one wait may have had: each replay of the execution begins another."""
+"""How many pauses one wait may have: each replay of the execution begins another, and so does
+each signal that does not fit."""
 RESUMED_BY: Final = "resumed_by_"
 BESIDE_AFTER_S: Final = 0.05
 """If a handler is not unwound by then, another of its branches is working."""
@@ -71,7 +76,7 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
 
 
 class UnreadablePayload(Struct, frozen=True, kw_only=True):
-    """Why the payload of a signal could not be read when it arrived."""
+    """Why a payload could not be read: stored by versions that ended the wait with that."""
 
     field: str
     problem: str
@@ -146,7 +151,7 @@ async def received(
     async with call:
         stored = await services.steps.find(call)
         if stored is None:
-            ended = _judged(await _readable(services, wait), kind)
+            ended = await _readable(services, wait, kind)
             await services.steps.store_later(call, result=msgspec.json.encode(ended))
         else:
             ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
@@ -155,27 +160,66 @@ async def received(
             return await fitting(services.parking, partial(_signals, ended, kind))
 
 
-async def _readable(services: Services, wait: Wait) -> StoredWait:
+async def _readable(services: Services, wait: Wait, kind: object) -> StoredWait:
     """How a wait ended. If the codec cannot read it yet, the handler is parked."""
     try:
-        return await _ended(services, wait)
+        return await _ended(services, wait, kind)
     except errors.CodecFailed as error:
         await services.parking.until_code_fits(unfitting(error))
         raise
 
 
-async def _ended(services: Services, wait: Wait) -> StoredWait:
+async def _ended(services: Services, wait: Wait, kind: object) -> StoredWait:
+    """How a wait ended, with signals that all fit: it goes on after those that do not."""
+    began_s = clock_s()
+    for number in range(PAUSES_MAX):
+        view = await _pause_ended(services, wait, number)
+        if view is None:
+            return StoredWait(ended="timeout")
+        ended = _stored(view, wait.condition)
+        unfit = {} if ended is None else _unfit(ended, kind)
+        if ended is not None and not unfit:
+            return ended
+        if unfit:
+            await _set_aside(services, view, unfit)
+        if unfit or (view.close_reason or "").startswith(SET_ASIDE):
+            wait = structs.replace(wait, timeout_ms=_left_ms(services, wait, view, began_s))
+    raise errors.MaxReplaysExhausted(f"{wait.call.key} was waited for {PAUSES_MAX} times")
+
+
+async def _pause_ended(services: Services, wait: Wait, number: int) -> SuspensionView | None:
+    """One pause of a wait, once it is over; None if it has timed out beside a working branch."""
     services.check()
     with services.parking.working():
-        suspension_id, view = await _last_pause(services, wait.call)
-        if view is None:
-            pause = _pause(services, wait, suspension_id)
-            made = services.waitpoints_made + len(pause.fresh)
-            if counts_waitpoints(wait.condition) or made > OPEN_WAITPOINTS_MAX:
-                view = await _unless_impossible(services, pause)
-    if view is None:
-        view = await _until_signalled(services, pause)
-    return StoredWait(ended="timeout") if view is None else _stored(view, wait.condition)
+        execution_id = services.lease.claimed.execution_id
+        suspension_id = named_id(execution_id, "suspension", wait.call.identity, str(number))
+        view = None
+        if not services.lease.first_run:
+            view = await services.describe_suspension(suspension_id)
+        if view is not None:
+            return view
+        pause = _pause(services, wait, suspension_id)
+        made = services.waitpoints_made + len(pause.fresh)
+        if counts_waitpoints(wait.condition) or made > OPEN_WAITPOINTS_MAX:
+            view = await _unless_impossible(services, pause)
+    return view or await _until_signalled(services, pause)
+
+
+async def _set_aside(services: Services, view: SuspensionView, unfit: Mapping[str, str]) -> None:
+    reason = "; ".join(unfit.values())
+    log.warning("set aside, and waiting for another: %s", reason, extra=services.lease.log_fields)
+    with services.parking.working():
+        await services.set_aside_signals(view.suspension_id, list(unfit), reason)
+
+
+def _left_ms(services: Services, wait: Wait, view: SuspensionView, began_s: float) -> int | None:
+    """What is left of the timeout of a wait that goes on after a pause."""
+    if wait.timeout_ms is None:
+        return None
+    if view.timeout_at_ms is None:
+        # Its signals were taken while another branch worked.
+        return max(0, wait.timeout_ms - round((clock_s() - began_s) * 1_000))
+    return max(0, view.timeout_at_ms - services.lease.store_now_ms())
 
 
 async def _unless_impossible(services: Services, pause: Pause) -> SuspensionView | None:
@@ -222,20 +266,6 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView |
         await asyncio.wait([parked])
 
 
-async def _last_pause(services: Services, call: DurableCall) -> tuple[str, SuspensionView | None]:
-    """The pause that ended this wait; or the id for the next one."""
-    for number in range(PAUSES_MAX):
-        suspension_id = named_id(
-            services.lease.claimed.execution_id, "suspension", call.identity, str(number)
-        )
-        view = None
-        if not services.lease.first_run:
-            view = await services.describe_suspension(suspension_id)
-        if view is None or view.resumed or (view.close_reason or "").startswith(RESUMED_BY):
-            return suspension_id, view
-    raise errors.MaxReplaysExhausted(f"{call.key} was waited for {PAUSES_MAX} times")
-
-
 def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
     execution_id = services.lease.claimed.execution_id
     keys = referenced_waitpoint_keys(wait.condition)
@@ -254,9 +284,11 @@ def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
     )
 
 
-def _stored(view: SuspensionView, condition: Condition) -> StoredWait:
+def _stored(view: SuspensionView, condition: Condition) -> StoredWait | None:
+    """How a pause ended; None if the wait begins another, as after a replay."""
     if not view.resumed:
-        return StoredWait(ended="operator")
+        by_operator = (view.close_reason or "").startswith(RESUMED_BY)
+        return StoredWait(ended="operator") if by_operator else None
     if view.satisfied_at_ms is None:
         return StoredWait(ended="timeout")
     ranks = ranks_of(condition)
@@ -290,15 +322,16 @@ def _as_json(signal: ResumeSignal) -> Raw:
     return Raw(msgspec.json.encode(signal.payload))
 
 
-def _judged(ended: StoredWait, kind: object) -> StoredWait:
-    """With the refusal of payloads that do not fit, so that later runs raise the same."""
-    try:
-        _signals(ended, kind)
-    except errors.InvalidInput as error:
-        return structs.replace(
-            ended, refusal=UnreadablePayload(field=error.field, problem=error.problem)
-        )
-    return ended
+def _unfit(ended: StoredWait, kind: object) -> dict[str, str]:
+    """The signals whose payloads do not fit, by id, and why not."""
+    found: dict[str, str] = {}
+    for each in ended.signals:
+        try:
+            _payload(each, kind)
+        except errors.InvalidInput as error:
+            sender = f" from {each.source}" if each.source else ""
+            found[each.signal_id] = f"{error.field}{sender}: {error.problem}"
+    return found
 
 
 def _check(ended: StoredWait, what: str) -> None:
@@ -375,8 +408,9 @@ class SignalVerbs(Verbs):
     ) -> Coroutine[object, object, object]:
         """Wait for a signal without holding a worker; return it where the function left off.
 
-        Its payload is decoded to `type`. If the signal does not arrive in time, this returns
-        `default` if given, and raises `SignalTimeout` otherwise.
+        Its payload is decoded to `type`; signals that do not fit are set aside, and the wait goes
+        on. If the signal does not arrive in time, this returns `default` if given, and raises
+        `SignalTimeout` otherwise.
         """
         check_awaitable(self, "wait_for_signal")
         wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
