@@ -116,6 +116,13 @@ class AppBudgets(AppPart):
         await (await self._engine()).reset_budget(name, namespace=self._namespace())
         return await self.status(name)
 
+    async def remove(self, name: str) -> None:
+        """Forget a budget and what it has counted: it limits nothing any more.
+
+        Raises `Conflict` while running attempts hold amounts of it.
+        """
+        await (await self._engine()).remove_budget(name, namespace=self._namespace())
+
     async def report(
         self,
         name: str,

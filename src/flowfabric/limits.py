@@ -323,7 +323,10 @@ class AppLimits(AppPart):
         return status_of(await engine.reset_limit(name, namespace=self._namespace()))
 
     async def remove(self, name: str) -> None:
-        """Forget a limit that was only ever set; one that a program declares is refused."""
+        """Forget a limit; a program that declares it brings it back when it starts or submits.
+
+        Raises `Conflict` while runs that were under it are kept; `set` without values lifts it.
+        """
         await (await self._engine()).remove_limit(name, namespace=self._namespace())
 
     async def get(self, name: str) -> LimitStatus:

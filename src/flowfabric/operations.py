@@ -360,8 +360,8 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         replay_execution replay_executions replay_matching revoke_lease change_priority
         accept_changes resume_execution block_execution_for_admission unblock_execution
         issue_grant_and_claim pause_schedule resume_schedule create_budget update_budget
-        reset_budget report_usage_admin create_quota_policy set_limit reset_limit remove_limit
-        check_admission release_admission""",
+        reset_budget remove_budget report_usage_admin create_quota_policy set_limit reset_limit
+        remove_limit check_admission release_admission""",
     ),
     (
         _OPERATE,

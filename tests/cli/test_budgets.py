@@ -41,6 +41,8 @@ def test_budgets_are_created_changed_reported_to_and_reset(tmp_path: Path) -> No
     reset = run("budgets", "reset", "team", "--json", url=url).document
     assert reset["usage"] == {"tokens": 0}
     assert run("budgets", "show", "team", "--json", url=url).document == reset
+    assert run("budgets", "remove", "team", url=url).out == "team is removed\n"
+    assert run("budgets", "remove", "team", url=url).status == 3
 
 
 def test_budgets_that_are_not_there_and_mistakes(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_limits_that_are_not_there_and_mistakes(tmp_path: Path) -> None:
     assert run("limits", "reset", "sync", url=url).status == 3
 
 
-def test_a_limit_that_was_set_by_mistake_is_removed(tmp_path: Path) -> None:
+def test_a_limit_that_no_run_is_under_is_removed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
 
     async def declare() -> None:
@@ -91,5 +91,5 @@ def test_a_limit_that_was_set_by_mistake_is_removed(tmp_path: Path) -> None:
     assert run("limits", "remove", "snyc", url=url).status == 3
     refused = run("limits", "remove", "sync", url=url)
     assert refused.status == 4
-    assert "limit 'sync' is declared by a program; reset it instead" in refused.err
+    assert "limit 'sync' has runs, ended or not, that are not deleted yet" in refused.err
     assert [each["name"] for each in run("limits", "list", "--json", url=url).documents] == ["sync"]

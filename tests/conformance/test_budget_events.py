@@ -28,6 +28,15 @@ async def report(engine: Engine, **amounts: int) -> None:
     await engine.report_usage_admin("team", list(amounts), list(amounts.values()))
 
 
+async def test_its_removal_is_told(engine: Engine) -> None:
+    await report(engine, tokens=1)
+    await engine.remove_budget("team")
+    assert await types(engine) == []
+    await engine.create_budget(TEAM)
+    await engine.remove_budget("team")
+    assert await types(engine) == ["created", "removed"]
+
+
 async def test_the_life_of_a_budget_is_told(engine: Engine, clock: SettableClock) -> None:
     await engine.create_budget(TEAM)
     await engine.create_budget(TEAM)

@@ -170,6 +170,7 @@ async def test_budgets_that_are_not_there(engine: Engine) -> None:
         engine.get_budget_status("nobody"),
         engine.read_budget_usage_and_limits("nobody"),
         engine.reset_budget("nobody"),
+        engine.remove_budget("nobody"),
         engine.update_budget("nobody", BudgetUpdate(hard_limits={"a": 1})),
         engine.get_budget_status(NOBODY),
     ):

@@ -299,14 +299,17 @@ async def test_a_limit_that_was_only_set_can_be_removed(engine: Engine) -> None:
     assert again.quota_policy_id == policy.quota_policy_id
 
 
-async def test_a_limit_that_a_program_declares_cannot_be_removed(engine: Engine) -> None:
-    await engine.declare_limits([mail(active_concurrency_cap=3)])
-    stored = await engine.set_limit("mail", active_concurrency_cap=9)
-    async with unchanged(engine):
-        with pytest.raises(Conflict, match=r"^limit 'mail' is declared by a program; reset it"):
-            await engine.remove_limit("mail")
-    assert await engine.read_limit("mail") == stored
-    assert (await engine.reset_limit("mail")).active_concurrency_cap == 3
+async def test_a_limit_that_was_declared_is_removed_until_it_is_declared_again(
+    engine: Engine,
+) -> None:
+    (declared,) = await engine.declare_limits([mail(active_concurrency_cap=3)])
+    await engine.set_limit("mail", active_concurrency_cap=9)
+    assert (await engine.remove_limit("mail")).active_concurrency_cap == 9
+    assert (await engine.list_limits()).limits == ()
+    with pytest.raises(NotFound, match="mail"):
+        await engine.reset_limit("mail")
+    (again,) = await engine.declare_limits([mail(active_concurrency_cap=3)])
+    assert again.spec == declared.spec
 
 
 async def test_a_limit_that_work_is_under_cannot_be_removed(engine: Engine, given: Given) -> None:
@@ -314,7 +317,7 @@ async def test_a_limit_that_work_is_under_cannot_be_removed(engine: Engine, give
     execution_id = await given.waiting()
     await engine.check_admission(policy.quota_policy_id, execution_id)
     async with unchanged(engine):
-        with pytest.raises(Conflict, match=r"^limit 'mail' is in use"):
+        with pytest.raises(Conflict, match=r"^limit 'mail' has runs.* set it without a rate"):
             await engine.remove_limit("mail")
 
 

@@ -255,7 +255,7 @@ async def test_what_is_set_at_run_time_wins_over_the_program(waiting_app: App) -
     assert await waiting_app.limits.reset("work") == declared
 
 
-async def test_a_limit_that_only_people_set_is_removed(waiting_app: App) -> None:
+async def test_a_limit_is_removed_unless_runs_are_under_it(waiting_app: App) -> None:
     @waiting_app.task(concurrency=10)
     async def work() -> None: ...
 
@@ -263,8 +263,10 @@ async def test_a_limit_that_only_people_set_is_removed(waiting_app: App) -> None
     for name in ("work", "wrok"):
         await waiting_app.limits.set(name, concurrency=2)
     await waiting_app.limits.remove("wrok")
-    with pytest.raises(Conflict, match="declared by a program"):
+    with pytest.raises(Conflict, match="runs, ended or not, that are not deleted yet"):
         await waiting_app.limits.remove("work")
+    lifted = await waiting_app.limits.set("work")
+    assert (lifted.rate, lifted.concurrency) == (None, None)
     assert [each.name for each in await waiting_app.limits.list()] == ["work"]
 
 

@@ -137,6 +137,7 @@ SUCCESSES: Sequence[tuple[str, Asked]] = [
     ("PATCH /v1/budgets/{id}", ("/v1/budgets/team", {"hard_limits": {"tokens": 9}})),
     ("POST /v1/budgets/{id}/usage", ("/v1/budgets/team/usage", {"dimensions": {"tokens": 1}})),
     ("POST /v1/budgets/{id}/reset", ("/v1/budgets/team/reset", None)),
+    ("DELETE /v1/budgets/{id}", ("/v1/budgets/team", None)),
     ("POST /v1/quotas", ("/v1/quotas", QUOTA | {"quota_policy_id": SECOND})),
     # Workers and tokens
     ("GET /v1/workers", ("/v1/workers", None)),

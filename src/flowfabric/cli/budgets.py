@@ -1,4 +1,4 @@
-"""`budgets`: list, show, create, set, reset, report."""
+"""`budgets`: list, show, create, set, reset, remove, report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
@@ -191,6 +191,18 @@ async def reset_budget(engine: Engine, target: options.Target, budget: str) -> N
     """Start a new period of BUDGET now: nothing is used."""
     await engine.reset_budget(budget, namespace=target.own_namespace())
     await _show(engine, target, [await _status(engine, target, budget)])
+
+
+@budgets.command("remove")
+@click.argument("budget")
+@options.on_engine("own")
+async def remove_budget(engine: Engine, target: options.Target, budget: str) -> None:
+    """Forget BUDGET and what it has counted: it limits nothing any more.
+
+    Refused while running attempts hold amounts of it.
+    """
+    removed = await engine.remove_budget(budget, namespace=target.own_namespace())
+    screen.answer(removed, f"{budget} is removed", as_json=target.json)
 
 
 @budgets.command("report")

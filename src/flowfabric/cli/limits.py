@@ -118,7 +118,10 @@ async def reset_limit(engine: Engine, target: options.Target, limit: str) -> Non
 @click.argument("limit")
 @options.on_engine("own")
 async def remove_limit(engine: Engine, target: options.Target, limit: str) -> None:
-    """Forget LIMIT, which was only ever set and limits no work."""
+    """Forget LIMIT. A program that declares it brings it back.
+
+    Refused while runs that were under it are kept; set it without values to lift it.
+    """
     removed = await engine.remove_limit(limit, namespace=target.own_namespace())
     screen.answer(status_of(removed), f"{limit} is removed", as_json=target.json)
 

@@ -25,6 +25,7 @@ class BudgetEventType(StrEnum):
     CREATED = "created"
     CHANGED = "changed"
     RESET = "reset"
+    REMOVED = "removed"
     SOFT_LIMIT = "soft_limit"
     """Usage is above a soft limit since now."""
     BREACHED = "breached"
@@ -62,6 +63,10 @@ def budget_events(before: Budget | None, after: Budget, now_ms: int) -> tuple[Ev
     if after.breach_count != before.breach_count and _is_news(before, after, now_ms):
         events.append(_event(after, BudgetEventType.BREACHED, now_ms, after.last_breach_dim))
     return tuple(events)
+
+
+def removal_events(removed: Budget, now_ms: int) -> tuple[Event, ...]:
+    return (_event(removed, BudgetEventType.REMOVED, now_ms),) if removed.declared else ()
 
 
 def budget_of(event: StoredEvent) -> str | None:

@@ -334,11 +334,12 @@ def declared_spec(policy: QuotaPolicy) -> QuotaSpec | None:
 
 
 def check_removable(policy: QuotaPolicy, *, in_use: bool) -> None:
-    """Raise `Conflict` if a program declares the policy, or if work is under it."""
-    if policy.declared is not None:
-        raise Conflict(f"limit {policy.name!r} is declared by a program; reset it instead")
+    """Raise `Conflict` if runs are kept that are under the policy."""
     if in_use:
-        raise Conflict(f"limit {policy.name!r} is in use: work is under it, or was today")
+        raise Conflict(
+            f"limit {policy.name!r} has runs, ended or not, that are not deleted yet; until then,"
+            " set it without a rate and a concurrency: it limits nothing"
+        )
 
 
 def changed(policy: QuotaPolicy, spec: QuotaSpec, source: LimitSource, now_ms: int) -> QuotaPolicy:

@@ -12,7 +12,7 @@ from flowfabric.core import budget_terms as terms
 from flowfabric.core import budgets as rules
 from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
-from flowfabric.core.budget_events import budget_events
+from flowfabric.core.budget_events import budget_events, removal_events
 from flowfabric.core.budgets import Amounts, Budget, BudgetReservation, BudgetSpend, HardBreach
 from flowfabric.core.checks import check_bool, check_int, check_list, check_text, optional
 from flowfabric.core.handles import Handle
@@ -33,7 +33,7 @@ from flowfabric.engine.ledger import (
 )
 from flowfabric.engine.shell import Group, Shell, execution_key, value_or_error
 from flowfabric.engine.topics import EVENT_TOPIC, hint_if_soon
-from flowfabric.errors import BudgetExists, FlowFabricError, InvalidInput, NotFound
+from flowfabric.errors import BudgetExists, Conflict, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
 BUDGET_EXCEEDED: Final = "budget_exceeded"
@@ -162,6 +162,37 @@ class Budgets(Group):
             return status_of(rules.opened(after))
 
         wanted = blank_budget(budget_id, namespace)
+        return await self.store.transact(body)
+
+    async def remove_budget(self, budget_id: str, *, namespace: str = "default") -> BudgetStatus:
+        """Forget a budget and what it has counted; return what it was.
+
+        Runs attached to it are limited by nothing from then on, and what is reported to it counts
+        for a new one. Raises `Conflict` while running attempts hold amounts of it.
+        """
+        wanted = blank_budget(budget_id, namespace)
+
+        async def body(tx: Transaction) -> BudgetStatus:
+            budget = await lock_budget(tx, wanted)
+            held = await tx.select_records(
+                rules.BudgetReservation, "reservations_of_budget", budget_id=budget.budget_id
+            )
+            if held:
+                raise Conflict(
+                    f"running attempts hold amounts of budget {budget.name!r}: remove it when they"
+                    " have ended, or cancel them"
+                )
+            now_ms = await tx.now_ms()
+            opened = await gates.turned(
+                tx, {budget.budget_id: budget}, [structs.replace(budget, closed=False)]
+            )
+            await tx.select("forget_budget_reports", budget_id=budget.budget_id)
+            await tx.select("forget_budget_spends", budget_id=budget.budget_id)
+            events = removal_events(budget, now_ms)
+            await tx.save(Changes(updates=tuple(opened), deletes=(budget,), events=events))
+            tx.hint(EVENT_TOPIC)
+            return status_of(rules.opened(budget))
+
         return await self.store.transact(body)
 
     async def get_budget_status(

@@ -391,6 +391,7 @@ class Engine:
     reserve_budget = operation("budgets", Budgets.reserve_budget)
     settle_reservation = operation("budgets", Budgets.settle_reservation)
     reset_budget = operation("budgets", Budgets.reset_budget)
+    remove_budget = operation("budgets", Budgets.remove_budget)
     reset_due_budgets = operation("budget_sweeps", BudgetSweeps.reset_due_budgets)
     check_reservations = operation("budget_sweeps", BudgetSweeps.check_reservations)
     act_on_breaches = operation("budget_sweeps", BudgetSweeps.act_on_breaches)

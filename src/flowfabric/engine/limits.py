@@ -256,10 +256,10 @@ class LimitOperations(shell.Group):
         return await self.store.transact(body)
 
     async def remove_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
-        """Forget a limit that was only ever set, and that no work is under; return what it was.
+        """Forget a limit that no work is under; return what it was.
 
-        Raises `Conflict` if a program declares it, which `reset_limit` is for, or if work that has
-        not been forgotten is under it; `set_limit` without values lifts such a limit.
+        A program that declares it brings it back when it starts or submits. Raises `Conflict` if
+        work that has not been deleted is under it; `set_limit` without values lifts such a limit.
         """
         found_in, called = parse_namespace(namespace), check_name("name", name)
 

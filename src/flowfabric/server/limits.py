@@ -164,6 +164,17 @@ async def change_budget(
     return _budget(await session.engine.update_budget(id, data, namespace=owner))
 
 
+@routes.delete("/budgets/{id:str}", Scope.OPERATE, "Remove a budget")
+async def remove_budget(
+    id: FromPath[str],
+    session: InSession,
+    namespace: lists.InNamespace = None,
+) -> BudgetView:
+    """`409` while running attempts hold amounts of it."""
+    owner = session.caller.own_namespace(namespace)
+    return _budget(await session.engine.remove_budget(id, namespace=owner))
+
+
 def _budget(found: BudgetStatus) -> BudgetView:
     return wire.view_of(
         BudgetView,
@@ -265,11 +276,11 @@ async def reset_limit(
     return _limit(await session.engine.reset_limit(name, namespace=owner))
 
 
-@routes.delete("/limits/{name:str}", Scope.OPERATE, "Remove a limit that was only set")
+@routes.delete("/limits/{name:str}", Scope.OPERATE, "Remove a limit")
 async def remove_limit(
     name: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> LimitView:
-    """`409` for one that a program declares, or that work is under."""
+    """`409` while runs that were under it are kept. A program that declares it brings it back."""
     owner = session.caller.own_namespace(namespace)
     return _limit(await session.engine.remove_limit(name, namespace=owner))
 
