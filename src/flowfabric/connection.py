@@ -13,9 +13,10 @@ from flowfabric.core.creation import Checked
 from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import SchemaTooOld, Unavailable
+from flowfabric.obstacles import Obstacles
 from flowfabric.parts import engine_on
 from flowfabric.registry import check_task
-from flowfabric.run import Endings, Obstacles, Run
+from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import HTTP, open_store, redact
 from flowfabric.submission import Options, Submissions

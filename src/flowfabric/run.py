@@ -2,13 +2,13 @@
 
 All waits of a process share one reader. It looks for the ends of all awaited
 executions with one statement, whenever a hint says that something has ended and now and
-then without a hint. Who has waited for a few seconds for something that only people can change,
-such as a worker that nobody has started, is told so on the log.
+then without a hint.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -26,6 +26,7 @@ from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.logs import open_log
+from flowfabric.obstacles import Obstacles, find_reason
 from flowfabric.outages import AFTER_ERROR_S, NEVER, level_of, statements_within
 from flowfabric.parts import check_execution_in
 from flowfabric.signals import SignalToken, send
@@ -45,14 +46,6 @@ READ_GAP_S: Final = 0.002
 """Between two reads, per thousand awaited executions: a burst of ends costs few reads."""
 READ_TIMEOUT_S: Final = 5.0
 """How long one read may take: a network that drops it must not delay the caller."""
-REASON_TIMEOUT_S: Final = 1.0
-"""How long a caller whose wait timed out waits for the reason."""
-
-TELL_AFTER_S: Final = 5.0
-"""How long a caller waits before the log says what only somebody's action would end."""
-ASK_GAP_S: Final = 1.0
-"""Between two such questions, however many callers wait."""
-
 _ENDINGS: Final[dict[PublicState, type[errors.Unsuccessful]]] = {
     PublicState.FAILED: errors.ExecutionFailed,
     PublicState.CANCELLED: errors.ExecutionCancelled,
@@ -67,70 +60,6 @@ def result_of(task: Task[..., R_co], outcome: Outcome) -> R_co:
     if ending is not None:
         raise ending(outcome.execution_id, outcome.reason)
     return task.decode_result(outcome.result)
-
-
-async def find_obstacle(engine: Engine, execution_id: ExecutionId) -> Explanation | None:
-    """Why an execution waits, if that is until somebody acts and the database says so soon."""
-    try:
-        with statements_within(REASON_TIMEOUT_S):
-            why = await engine.explain_execution(execution_id)
-    except errors.FlowFabricError:
-        return None
-    return why if why.needs_somebody else None
-
-
-def tell_obstacle(called: str, why: Explanation) -> None:
-    log.warning("still waiting for %s: %s", called, why.sentence)
-
-
-class Obstacles:
-    """Tells those who wait what only people can change. Belongs to one event loop.
-
-    It asks at most once about each execution that is waited for, one after another. What it has
-    said while others wait for the same, it does not repeat.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._overdue: dict[ExecutionId, None] = {}
-        """Those to ask about, in order."""
-        self._asked: dict[ExecutionId, str] = {}
-        """What was found about those still waited for; empty if nobody has to act."""
-        self._asker: asyncio.Task[None] | None = None
-
-    def expect(self, execution_id: ExecutionId) -> asyncio.TimerHandle:
-        """Somebody begins to wait. Cancel what this returns when that wait is over."""
-        loop = asyncio.get_running_loop()
-        return loop.call_later(TELL_AFTER_S, self._ask_about, execution_id)
-
-    def forget(self, execution_id: ExecutionId) -> None:
-        """Nobody waits for it any more."""
-        self._overdue.pop(execution_id, None)
-        self._asked.pop(execution_id, None)
-
-    async def close(self) -> None:
-        if self._asker is not None:
-            self._asker.cancel()
-            await asyncio.gather(self._asker, return_exceptions=True)
-
-    def _ask_about(self, execution_id: ExecutionId) -> None:
-        if execution_id in self._asked:
-            return
-        self._overdue[execution_id] = None
-        if self._asker is None or self._asker.done():
-            self._asker = asyncio.create_task(self._ask(), name="flowfabric-obstacles")
-
-    async def _ask(self) -> None:
-        while self._overdue:
-            execution_id = next(iter(self._overdue))
-            del self._overdue[execution_id]
-            self._asked[execution_id] = ""
-            why = await find_obstacle(self._engine, execution_id)
-            if why is not None and execution_id in self._asked:
-                if why.sentence not in self._asked.values():
-                    tell_obstacle(why.own_id or uuid_of(execution_id), why)
-                self._asked[execution_id] = why.sentence
-            await asyncio.sleep(ASK_GAP_S)
 
 
 class Endings:
@@ -157,7 +86,8 @@ class Endings:
             self._hints.wake()
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read(), name="flowfabric-results")
-        timer = None if self._obstacles is None else self._obstacles.expect(execution_id)
+        if self._obstacles is not None:
+            self._obstacles.begin(execution_id)
         started_s = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
@@ -166,8 +96,8 @@ class Endings:
             elapsed_ms = round((time.monotonic() - started_s) * 1_000)
             raise await self._timed_out(execution_id, elapsed_ms) from None
         finally:
-            if timer is not None:
-                timer.cancel()
+            if self._obstacles is not None:
+                self._obstacles.end(execution_id)
             self._end_wait(execution_id, future)
 
     def _end_wait(self, execution_id: ExecutionId, future: asyncio.Future[Outcome]) -> None:
@@ -177,17 +107,13 @@ class Endings:
         waiting.discard(future)
         if not waiting:
             del self._awaited[execution_id]
-            if self._obstacles is not None:
-                self._obstacles.forget(execution_id)
 
     async def _timed_out(
         self, execution_id: ExecutionId, elapsed_ms: int
     ) -> errors.OperationTimeout:
         """The error, with the reason why it has not ended if the database gives it soon."""
-        try:
-            with statements_within(REASON_TIMEOUT_S):
-                why = await self._engine.explain_execution(execution_id)
-        except errors.FlowFabricError:
+        why = await find_reason(self._engine, execution_id)
+        if why is None:
             return errors.OperationTimeout(f"waiting for {uuid_of(execution_id)}", elapsed_ms)
         called = why.own_id or uuid_of(execution_id)
         return errors.OperationTimeout(f"waiting for {called}", elapsed_ms, why.sentence)
@@ -198,6 +124,10 @@ class Endings:
     async def is_idle(self) -> bool:
         """Whether nothing more will end unless a test runs it."""
         return False
+
+    def waiting(self, execution_id: ExecutionId) -> AbstractContextManager[None]:
+        """Around a wait for anything of an execution: what only people can change is told."""
+        return nullcontext() if self._obstacles is None else self._obstacles.waiting(execution_id)
 
     async def close(self) -> None:
         if self._obstacles is not None:

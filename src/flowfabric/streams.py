@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import msgspec
@@ -66,11 +67,12 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 
 class Idle(Protocol):
-    """Knows whether anything happens without a test driving it."""
+    """Knows whether anything happens without a test driving it, and tells what holds it up."""
 
     happens: bool
 
     async def is_idle(self) -> bool: ...
+    def waiting(self, execution_id: ExecutionId) -> AbstractContextManager[None]: ...
 
 
 class Follower:
@@ -114,6 +116,11 @@ class Follower:
 
     async def next_page(self) -> list[Frame] | None:
         """What comes next, at least one frame; None when the run has ended."""
+        _, idle = await self._here()
+        with idle.waiting(self._execution_id):
+            return await self._next_page()
+
+    async def _next_page(self) -> list[Frame] | None:
         while not self._ended:
             _, idle = await self._here()
             try:

@@ -14,9 +14,9 @@ from tests.conformance.graphs import Graph, new_graph
 
 @pytest.fixture
 async def graph(engine: Engine) -> Graph:
-    # Without any worker, each explanation would say so as well.
+    # Without a worker that serves its members, each explanation would say so as well.
     await engine.register_worker(
-        ["elsewhere"],
+        ["default"],
         worker_id="w",
         worker_instance_id="w-0",
         liveness_ttl_ms=LIVENESS_TTL_MS_MAX,

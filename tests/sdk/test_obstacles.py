@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowfabric import App, Run, Task, testing
+from flowfabric import App, Context, Run, Task, testing
 from flowfabric.core.ids import uuid_of
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionNotTerminal, OperationTimeout
@@ -20,9 +20,10 @@ START = "start one that does (flowfabric worker module:app"
 
 @pytest.fixture
 def app(waiting_app: App, monkeypatch: pytest.MonkeyPatch) -> App:
-    monkeypatch.setattr("flowfabric.run.TELL_AFTER_S", 0.0)
-    monkeypatch.setattr("flowfabric.run.ASK_GAP_S", 0.0)
-    monkeypatch.setattr("flowfabric.flows.run.TELL_AFTER_S", 0.0)
+    for module in ("flowfabric.obstacles", "flowfabric.flows.run"):
+        monkeypatch.setattr(f"{module}.TELL_AFTER_S", 0.0)
+        monkeypatch.setattr(f"{module}.ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr("flowfabric.obstacles.ASK_GAP_S", 0.0)
 
     return waiting_app
 
@@ -134,6 +135,86 @@ async def test_who_waits_for_a_flow_is_told(app: App, told: Listener) -> None:
         f"No worker has asked lately for lane 'default', kind 'task': {START})."
     )
     assert of_node.endswith("No worker is there: start one (flowfabric worker module:app).")
+
+
+async def test_who_reads_a_stream_is_told(app: App, told: Listener) -> None:
+    run = await app.submit(declared(app))
+
+    async def read() -> list[str]:
+        return [frame.text async for frame in run.stream()]
+
+    reader = asyncio.create_task(read())
+    assert "No worker has asked lately for lane 'default', kind 'task'" in await told.next()
+    async with working(app):
+        assert await reader == []
+
+
+async def test_a_caller_is_told_when_it_is_something_else(app: App, told: Listener) -> None:
+    run = await app.submit(declared(app), lane="mail")
+    wait = waiting(run)
+    assert "No worker has asked lately for lane 'mail'" in await told.next()
+    await app.engine.pause_lane("mail")
+    assert "Its lane 'mail' is paused" in await told.next()
+    await app.engine.resume_lane("mail")
+    assert "No worker has asked lately for lane 'mail'" in await told.next()
+    await given_up(wait)
+    assert told.lines.empty()
+
+
+async def test_who_waits_for_a_flow_is_told_when_it_is_something_else(
+    app: App, told: Listener
+) -> None:
+    flow = app.flow("nightly")
+    flow.add(declared(app), lane="mail")
+    run = await flow.start()
+    wait: asyncio.Task[object] = asyncio.create_task(run.wait())
+    assert "No worker has asked lately for lane 'mail'" in await told.next()
+    await app.engine.pause_lane("mail")
+    assert "Its lane 'mail' is paused" in await told.next()
+    await given_up(wait)
+    assert told.lines.empty()
+
+
+async def test_who_waits_for_a_parent_is_told_what_its_child_waits_for(
+    app: App, told: Listener
+) -> None:
+    child = declared(app)
+
+    @app.task
+    async def parent(ctx: Context) -> int:
+        asked = await ctx.submit(child, lane="mail", execution_id="errand")
+        return await asked.result()
+
+    @app.task
+    async def grandparent(ctx: Context) -> int:
+        return await (await ctx.submit(parent)).result()
+
+    async with working(app):
+        run = await app.submit(grandparent)
+        await reached(run, PublicState.WAITING_CHILDREN)
+        wait = waiting(run)
+        line = await told.next()
+        why = await run.why()
+        await given_up(wait)
+    assert line.endswith(
+        "About errand: No worker has asked lately for lane 'mail', kind 'task':"
+        f" {START} --lane mail)."
+    )
+    assert why.needs_somebody
+    assert why.detail["held_up_cause"] == "no_worker"
+
+
+async def test_a_wait_for_a_flow_that_times_out_says_why(app: App) -> None:
+    @app.task
+    def count(results: list[int]) -> int:
+        return len(results)
+
+    flow = app.flow("nightly", flow_id="tonight")
+    flow.add(count, join=[flow.add(declared(app), lane="mail")])
+    run = await flow.start()
+    with pytest.raises(OperationTimeout, match="kind 'task': start one that does") as caught:
+        await run.wait(timeout="1ms")
+    assert str(caught.value).startswith("waiting for flow tonight timed out after ")
 
 
 async def test_the_kit_for_tests_says_nothing(app: App, told: Listener) -> None:

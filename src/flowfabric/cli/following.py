@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Final
 
@@ -13,6 +14,7 @@ from rich.text import Text
 from flowfabric.cli import options, screen
 from flowfabric.core.budget_events import budget_of
 from flowfabric.core.checks import visible, visible_lines
+from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.events import EventCategory, StoredEvent
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import PublicState
@@ -21,6 +23,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Subscription, Told
 from flowfabric.errors import HistoryChanged
 from flowfabric.feed import position_of
+from flowfabric.obstacles import Obstacles
 from flowfabric.streams import Follower, Frame
 
 # `tail`: what a run says, as it says it -------------------------------------
@@ -33,8 +36,14 @@ class LiveDatabase:
 
     happens = True
 
+    def __init__(self, engine: Engine, printer: "Printer") -> None:
+        self._obstacles = Obstacles(engine, printer.tell_obstacle)
+
     async def is_idle(self) -> bool:
         return False
+
+    def waiting(self, execution_id: ExecutionId) -> AbstractContextManager[None]:
+        return self._obstacles.waiting(execution_id)
 
 
 @click.command("tail", short_help="See what an execution says, as it says it.")
@@ -61,12 +70,13 @@ async def tail(
     With --json: a frame per line, with its cursor.
     """
     found = await target.find(engine, execution_id)
+    printer = Printer(as_json=target.json)
+    live = LiveDatabase(engine, printer)
 
     async def here() -> tuple[Engine, LiveDatabase]:
-        return engine, LiveDatabase()
+        return engine, live
 
     follower = Follower(here, found, after=after, superseded=everything, live=True)
-    printer = Printer(as_json=target.json)
     if not follow:
         printer.print_all(await follower.now())
         printer.end()
@@ -105,12 +115,20 @@ class Printer:
             sys.stdout.write("\n")
         sys.stdout.flush()
 
+    def tell_obstacle(self, called: str, why: Explanation) -> None:
+        """On a line of its own, whatever was printed so far."""
+        self._leave_line()
+        screen.tell_obstacle(called, why)
+
+    def _leave_line(self) -> None:
+        self.end()
+        self._in_line = False
+
     def _print(self, frame: Frame) -> None:
         if self._as_json:
             screen.emit(_document(frame))
         elif frame.is_turn:
-            self.end()
-            self._in_line = False
+            self._leave_line()
             message = f"attempt {frame.attempt + 1} starts over: of what came before, only what"
             message += " finished steps said still counts"
             screen.err().print(Text(message, style="yellow"))
@@ -119,8 +137,7 @@ class Printer:
             sys.stdout.write(shown)
             self._in_line = not shown.endswith("\n") if shown else self._in_line
         else:
-            self.end()
-            self._in_line = False
+            self._leave_line()
             binary = frame.encoding is Encoding.BASE64
             line = BINARY.format(len(frame.data)) if binary else frame.data.decode(errors="replace")
             sys.stdout.write(f"{visible(line)}\n")

@@ -1,8 +1,8 @@
 """`submit`: create an execution from the command line, and wait for it if asked to."""
 
-import math
 import sys
 import time
+from contextlib import nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout
-from flowfabric.run import TELL_AFTER_S, find_obstacle
+from flowfabric.obstacles import Obstacles
 from flowfabric.submission import Options, request_of
 from flowfabric.task import Call, Task, TaskSettings
 from flowfabric.terminal import block
@@ -166,16 +166,17 @@ async def _await_end(
 ) -> int:
     deadline = time.monotonic() + wait_ms / 1_000
     # With --json, the error of a wait that was too short says it.
-    tell_at_s = math.inf if target.json else time.monotonic() + TELL_AFTER_S
-    with engine.store.hints([COMPLETION_TOPIC]) as hints:
+    obstacles = (
+        nullcontext()
+        if target.json
+        else Obstacles(engine, screen.tell_obstacle).waiting(execution_id)
+    )
+    with engine.store.hints([COMPLETION_TOPIC]) as hints, obstacles:
         while (state := await engine.read_execution_state(execution_id)) not in TERMINAL_STATES:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 sentence = (await engine.explain_execution(execution_id)).sentence
                 raise OperationTimeout(f"waiting for {called}", wait_ms, sentence)
-            if time.monotonic() >= tell_at_s:
-                tell_at_s = math.inf
-                await _tell_obstacle(engine, execution_id)
             await hints.wait(min(left_s, LOOK_AGAIN_S))
     execution = await engine.describe_execution(execution_id)
     assert execution is not None
@@ -196,9 +197,3 @@ async def _await_end(
         why = execution.failure_reason or execution.cancellation_reason or ""
         screen.err().print(Text(f"{called} is {state}: {why}", style="red"))
     return options.OK if state is PublicState.COMPLETED else options.FAILED
-
-
-async def _tell_obstacle(engine: Engine, execution_id: ExecutionId) -> None:
-    why = await find_obstacle(engine, execution_id)
-    if why is not None:
-        screen.err().print(Text(why.sentence, style="yellow"))

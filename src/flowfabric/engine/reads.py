@@ -1,6 +1,6 @@
 """Reading executions: one by id, or lists page by page. Nothing here locks."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self, TypeVar
 
@@ -11,7 +11,8 @@ from flowfabric.core.changed_code import blocked_by_code
 from flowfabric.core.conditions import Progress, progress, stored_condition
 from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
 from flowfabric.core.flow_records import EdgeGroup
-from flowfabric.core.states import AttemptState, PublicState, TerminalOutcome
+from flowfabric.core.obstacles import awaits_others, held_up_by
+from flowfabric.core.states import AttemptState, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.suspension import set_aside_reason
 from flowfabric.engine import gates, paging, shell
 from flowfabric.engine.routes import required_capabilities
@@ -166,6 +167,8 @@ T = TypeVar("T")
 
 QUEUE_COUNT_MAX = 1_000
 """How far `explain_execution` counts the queue before it says "many"."""
+LOOKED_AT_MAX = 8
+"""How many of those that an execution waits for it asks about."""
 FAILED_ATTEMPTS = (AttemptState.PENDING_RETRY_ATTEMPT, AttemptState.ATTEMPT_TERMINAL)
 """Where the last attempt of an execution may have failed."""
 
@@ -304,7 +307,11 @@ class Reads(shell.Group):
             execution = await find(reader, asked)
             if execution is None:
                 raise NotFound("execution", asked)
-            return explain(execution, await surroundings(reader, execution))
+            why = explain(execution, await surroundings(reader, execution))
+            if why.needs_somebody:
+                return why
+            other = await find_held_up(reader, execution)
+            return why if other is None else held_up_by(why, other)
 
         return await self.store.read(body)
 
@@ -479,6 +486,34 @@ async def select_matching(
         limit=limit,
         **parameters,
     )
+
+
+async def find_held_up(reader: Reader, execution: records.Execution) -> Explanation | None:
+    """Of all that an execution waits for, also through others, the first that needs somebody."""
+    waiting = deque(await waited_for(reader, execution))
+    for _ in range(LOOKED_AT_MAX):
+        if not waiting:
+            return None
+        each = waiting.popleft()
+        why = explain(each, await surroundings(reader, each))
+        if why.needs_somebody:
+            return why
+        waiting.extend(await waited_for(reader, each))
+    return None
+
+
+async def waited_for(reader: Reader, execution: records.Execution) -> list[records.Execution]:
+    """Those that have not ended and that an execution waits for: a few of them."""
+    if awaits_others(execution):
+        rows = await reader.select_records(
+            records.Waiter, "awaited_by", waiting=execution.execution_id, limit=LOOKED_AT_MAX
+        )
+        asked = [each.execution_id for each in rows]
+    else:
+        join = await read_join_facts(reader, execution)
+        asked = [] if join is None else [each.execution_id for each in join.upstreams]
+    found = await reader.get(records.Execution, [shell.execution_key(each) for each in asked])
+    return [each for each in found.values() if each.lifecycle_phase is not LifecyclePhase.TERMINAL]
 
 
 async def surroundings(reader: Reader, execution: records.Execution) -> Surroundings:

@@ -111,7 +111,7 @@ class Flow:
         self.tags = check_tags(tags or {})
         self.budgets = check_budgets(budget)
         self._id_given = flow_id is not None
-        named = new_uuid() if flow_id is None else flow_id
+        self._called = named = new_uuid() if flow_id is None else flow_id
         self.flow_id = named_flow_id(named, self.namespace)
         self._open_app = open_app
         self._meet = meet
@@ -301,7 +301,7 @@ class Flow:
                 joins = [_join(each, partitions) for each in part if each.waits_for]
                 members = [checked[each.node.index] for each in part]
                 await engine.add_dependencies(self.flow_id, joins, members=members, opens=opens)
-        return FlowRun(opened, self.flow_id)
+        return FlowRun(opened, self.flow_id, called=self._called)
 
     async def _tag(self, engine: Engine) -> None:
         if self._id_given:

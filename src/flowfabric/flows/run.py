@@ -8,27 +8,29 @@ from typing import Final, Literal, TypeVar
 from rich.console import Console
 
 from flowfabric import errors
+from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.flow_endings import NoWait, WaitTimeout
 from flowfabric.core.flow_records import FlowState
-from flowfabric.core.ids import FlowId
+from flowfabric.core.ids import FlowId, uuid_of
+from flowfabric.core.obstacles import Gist, gist
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.results import CancelFlowResult
-from flowfabric.core.states import PublicState
+from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import FlowSummary
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
 from flowfabric.flows.nodes import Node
-from flowfabric.outages import statements_within
-from flowfabric.parts import check_flow_in
-from flowfabric.run import (
+from flowfabric.obstacles import (
+    ASK_AGAIN_S,
     REASON_TIMEOUT_S,
     TELL_AFTER_S,
-    OpenedApp,
-    Run,
-    find_obstacle,
-    tell_obstacle,
+    find_reason,
+    tell_on_log,
 )
+from flowfabric.outages import statements_within
+from flowfabric.parts import check_flow_in
+from flowfabric.run import OpenedApp, Run
 from flowfabric.terminal import open_wide_console
 
 R = TypeVar("R")
@@ -36,6 +38,8 @@ R = TypeVar("R")
 LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.02
 """Between two reads of a flow: a burst of endings costs few reads."""
+ASKED_ABOUT_MAX: Final = 5
+"""How many of its nodes are asked about to find one that needs somebody."""
 ENDED: Final = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
 CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
@@ -95,11 +99,15 @@ class FlowRun:
                 return await self._until_ended()
         except TimeoutError:
             elapsed_ms = round((time.monotonic() - started_s) * 1_000)
-            raise errors.OperationTimeout(f"waiting for flow {self._called}", elapsed_ms) from None
+            why = await self._reason((await self._checked_app()).engine)
+            about = "" if why is None else f"{why.own_id or uuid_of(why.execution_id)}: {why}"
+            op = f"waiting for flow {self._called}"
+            raise errors.OperationTimeout(op, elapsed_ms, about) from None
 
     async def _until_ended(self) -> FlowState:
         opened = await self._checked_app()
-        tell_at_s = time.monotonic() + TELL_AFTER_S if opened.endings.happens else math.inf
+        ask_at_s = time.monotonic() + TELL_AFTER_S if opened.endings.happens else math.inf
+        told: Gist | None = None
         with opened.engine.store.hints([COMPLETION_TOPIC]) as hints:
             while True:
                 state = await self.state()
@@ -110,24 +118,42 @@ class FlowRun:
                         f"flow {self.flow_id} is {state}, and nothing happens by itself here:"
                         " `await app.drain()` runs what is ready"
                     )
-                if time.monotonic() >= tell_at_s:
-                    tell_at_s = math.inf
-                    await self._tell_obstacle(opened.engine)
+                if time.monotonic() >= ask_at_s:
+                    ask_at_s = time.monotonic() + ASK_AGAIN_S
+                    told = await self._tell_obstacle(opened.engine, told)
                 await hints.wait(LOOK_AGAIN_S)
                 await asyncio.sleep(READ_GAP_S)
 
-    async def _tell_obstacle(self, engine: Engine) -> None:
-        """Log what the first of its waiting nodes waits for, if only people can change that."""
+    async def _tell_obstacle(self, engine: Engine, told: Gist | None) -> Gist | None:
+        """Log what only people can change, unless it was told last; return what it is."""
+        why = await self._reason(engine)
+        if why is None or not why.needs_somebody:
+            return None
+        found = gist(why)
+        if found != told:
+            tell_on_log(f"flow {self._called}", why)
+        return found
+
+    async def _reason(self, engine: Engine) -> Explanation | None:
+        """Why nodes have not ended: the first that needs somebody, or else the first there is.
+
+        None if the database does not say so soon.
+        """
         try:
             with statements_within(REASON_TIMEOUT_S):
                 page = await engine.list_flow_members(self.flow_id)
         except errors.FlowFabricError:
-            return
-        waiting = (m for m in page.members if m.blocked or m.public_state is PublicState.WAITING)
-        node = next(waiting, None)
-        why = None if node is None else await find_obstacle(engine, node.execution_id)
-        if why is not None:
-            tell_obstacle(f"flow {self._called}", why)
+            return None
+        left = [each for each in page.members if each.public_state not in TERMINAL_STATES]
+        # Those that wait for others only say which.
+        left.sort(key=lambda each: each.public_state is PublicState.WAITING_CHILDREN)
+        first: Explanation | None = None
+        for each in left[:ASKED_ABOUT_MAX]:
+            why = await find_reason(engine, each.execution_id)
+            if why is not None and why.needs_somebody:
+                return why
+            first = first or why
+        return first
 
     async def state(self) -> FlowState:
         return (await self.summary()).public_flow_state
