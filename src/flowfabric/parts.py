@@ -1,11 +1,12 @@
 """Parts of an app, such as `app.signals`; and their twins, which block instead of being awaited.
 
 Whatever a part does stays in the app's namespace: what is in another one is not found.
+And what cannot be awaited, although people try to.
 """
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
 
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import NotFound
@@ -14,6 +15,23 @@ A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class NotAwaitable:
+    """The call of a task, which people await as if it were the call of a function."""
+
+    __slots__ = ()
+
+    # Type checkers refuse it anyway, as long as they do not know of this.
+    if not TYPE_CHECKING:
+
+        def __await__(self) -> Never:
+            name = self.task.name
+            raise TypeError(
+                f"{name}(…) is a call to submit, and runs nothing when it is awaited. Write"
+                f" `run = await app.submit({name}, …)`, or `ctx.submit` within a task, and"
+                f" `await run.result()`; {name}.function is the function itself"
+            )
 
 
 class AppPart:

@@ -304,7 +304,10 @@ class Run(Generic[R_co]):
             # Its id is good, so this can only be about how it ended.
             if error.field != "execution_id":
                 raise
-            raise errors.Terminal(f"{self.execution_id}: {error.problem}") from None
+            raise errors.Terminal(
+                f"{self._called}: {error.problem}; there is nothing to cancel, and only a replay"
+                " would run it again"
+            ) from None
 
     async def signal(
         self,

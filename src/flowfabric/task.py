@@ -25,6 +25,7 @@ from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
 from flowfabric.limits import BoundArguments, KeySource, Limit, SlotFate, check_keys, limits_of
+from flowfabric.parts import NotAwaitable
 
 # Parameters that the worker fills in, with resources from `app.provide`
 #
@@ -272,7 +273,7 @@ def check_budgets(given: object) -> tuple[str, ...]:
     return tuple(sorted({checks.check_name("budget", each) for each in names}))
 
 
-class Call(Generic[R_co]):
+class Call(NotAwaitable, Generic[R_co]):
     """A task with its arguments: something to submit."""
 
     __slots__ = ("payload", "task")

@@ -276,6 +276,9 @@ async def test_cancel_by_id(engine: Engine, url: str) -> None:
 
 async def test_cancel_what_has_ended_is_refused(engine: Engine, url: str) -> None:
     execution_id = await fail(engine, "boom")
+    told = run("cancel", execution_id, url=url).err
+    assert "1 refused: 1 already ended" in told
+    assert "nothing to cancel; `replay` would run it again" in told
     ran = run("cancel", execution_id, "--json", url=url)
     assert ran.status == 4
     refused = ran.document["refused"]

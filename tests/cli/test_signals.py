@@ -55,6 +55,18 @@ async def test_an_operator_sees_what_is_waited_for_and_sends_it(url: str) -> Non
         assert "Nothing waits" in empty.err
 
 
+async def test_a_signal_of_another_name_says_what_is_waited_for(url: str) -> None:
+    async with App(url) as app:
+        submitted = await waiting(app)
+        ran = run("signal", submitted.execution_id, "aproved", url=url)
+        assert ran.out.startswith(f"aproved to {submitted.execution_id[-36:]}: kept: ")
+        assert ran.out.endswith("It waits for 'approved' now\n")
+        await submitted.cancel()
+        late = run("signal", submitted.execution_id, "approved", url=url)
+        assert late.status == 4
+        assert "is cancelled and takes no signals; after a replay it would" in late.err
+
+
 @pytest.mark.parametrize("by_variable", [False, True])
 async def test_a_token_is_enough_and_is_never_shown(url: str, by_variable: bool) -> None:
     async with App(url) as app:

@@ -73,9 +73,14 @@ async def test_tasks_that_a_worker_lacks_capabilities_for_are_marked(
             capabilities=capabilities,
         )
     listed = run("workers", "list", "--app", "shop:app", cwd=tmp_path).lines
-    assert "render (lacks gpu), send" in listed[1]
+    assert "lacks gpu: render; send" in listed[1]
     assert "render, send" in listed[2]
     assert "render, send" in run("workers", "list", url=url).lines[1]
+    narrow = run("workers", "list", "--app", "shop:app", cwd=tmp_path, COLUMNS="60").lines
+    assert "lacks gpu" in narrow[1]
+    documents = run("workers", "list", "--app", "shop:app", "--json", cwd=tmp_path).documents
+    assert [each["lacks"] for each in documents] == [{"render": ["gpu"]}, {}]
+    assert "lacks" not in run("workers", "list", "--json", url=url).documents[0]
 
 
 async def test_a_dead_worker_gives_back_what_it_had(engine: Engine, url: str) -> None:

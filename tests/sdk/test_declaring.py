@@ -234,3 +234,16 @@ def test_an_unknown_option_of_a_task_is_refused_with_those_there_are() -> None:
     with refused("retries: is not an option of a task; those are budget, capabilities, "):
         # As a program without a type checker would write it.
         getattr(App("sqlite:///shop.db"), "task")(**options)  # noqa: B009
+
+
+async def test_a_call_that_is_awaited_says_that_it_has_to_be_submitted() -> None:
+    app = App("sqlite:///:memory:")
+
+    @app.task
+    async def greet(name: str) -> str:
+        return name
+
+    call: object = greet("Ada")
+    assert isinstance(call, Awaitable)
+    with pytest.raises(TypeError, match=r"greet\(…\) is a call to submit.*app\.submit\(greet, …\)"):
+        await call

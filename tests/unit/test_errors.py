@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -277,3 +279,11 @@ def test_a_transport_error_is_retryable_if_its_kind_is(
 ) -> None:
     error = Transport("postgres", "lost", kind=kind)
     assert (error.kind, str(kind), error.retryable) == (kind, text, retryable)
+
+
+def test_every_error_that_the_documentation_names_can_be_imported_from_the_package() -> None:
+    pages = (Path(__file__).parents[2] / "docs").glob("*.md")
+    named = {name for page in pages for name in re.findall(r"`([A-Z]\w+)`", page.read_text())}
+    public = {name for name in named if hasattr(errors, name)} - {"ErrorClass"}
+    assert "BudgetExceeded" in public
+    assert public <= set(flowfabric.__all__)

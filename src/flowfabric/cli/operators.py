@@ -13,6 +13,7 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.core.bounds import PAGE_MAX, PRIORITY_MAX, PRIORITY_MIN, SWEEP_BATCH
+from flowfabric.core.executions import ALREADY_TERMINAL
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -21,7 +22,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_operators import BULK_MAX
 from flowfabric.engine.paging import pages
 from flowfabric.engine.reads import ExecutionFilter
-from flowfabric.errors import FlowFabricError, NoActiveLease, NotFound
+from flowfabric.errors import FlowFabricError, InvalidInput, NoActiveLease, NotFound
 
 P = ParamSpec("P")
 
@@ -263,11 +264,20 @@ def _print_refused(
     if not refused:
         return
     console = screen.err()
-    counts = Counter(error.code for error in refused.values())
-    summary = ", ".join(f"{count} {code.replace('_', ' ')}" for code, count in counts.most_common())
+    counts = Counter(_refusal(error)[0] for error in refused.values())
+    summary = ", ".join(f"{count} {what}" for what, count in counts.most_common())
     console.print(Text(f"{len(refused)} refused: {summary}", style="red"))
     for each, error in list(refused.items())[:REFUSALS_SHOWN_MAX]:
-        console.print(Text(f"  {own_ids.get(each) or screen.short_id(each)}  {error}", style="dim"))
+        called = own_ids.get(each) or screen.short_id(each)
+        console.print(Text(f"  {called}  {_refusal(error)[1]}", style="dim"))
+
+
+def _refusal(error: FlowFabricError) -> tuple[str, str]:
+    """What kind of refusal it is, and the refusal itself with what to do."""
+    if isinstance(error, InvalidInput) and error.problem.startswith(ALREADY_TERMINAL):
+        state = error.problem.removeprefix(ALREADY_TERMINAL)
+        return "already ended", f"is {state}: nothing to cancel; `replay` would run it again"
+    return error.code.replace("_", " "), str(error)
 
 
 def _progress(total: int) -> Progress:

@@ -9,6 +9,7 @@ from rich.text import Text
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import flexible, right
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import span
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalDuplicate
@@ -75,10 +76,19 @@ async def signal(
         signal_id, effect = answer.signal_id, answer.effect.value
         left = answer.kept and answer.effect not in (SignalEffect.KEPT, SignalEffect.BUFFERED)
         sentence = _LEFT if left else _EFFECTS[answer.effect]
+        if answer.effect is SignalEffect.KEPT:
+            sentence += await _awaited_instead(engine, found)
     if target.json:
         screen.emit({"execution_id": found, "signal_id": signal_id, "effect": effect})
     else:
         screen.out().print(Text(f"{name} to {await engine.called(found)}: {sentence}"))
+
+
+async def _awaited_instead(engine: Engine, execution_id: ExecutionId) -> str:
+    """What the execution waits for, which the sender of another name may have meant."""
+    found = (await engine.list_pending_waitpoints(execution_id, limit=PAGE_MAX)).waitpoints
+    names = dict.fromkeys(repr(str(each.waitpoint_key)) for each in found)
+    return f". It waits for {', '.join(names)} now" if names else ""
 
 
 @click.command("waitpoints", short_help="See what suspended executions wait for.")

@@ -1,8 +1,9 @@
 """`workers`: list them, see what happened to them, declare one dead."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import click
+from msgspec import structs
 
 from flowfabric.app import App
 from flowfabric.cli import options, screen
@@ -26,15 +27,15 @@ def workers() -> None:
 async def list_workers(engine: Engine, target: options.Target, everybody: bool) -> None:
     """List workers: what each serves, what it has in hand. With --json: one per line.
 
-    A worker has the code of its tasks, but does not run those whose capabilities it lacks: these
-    are marked if --app names the program.
+    A worker has the code of its tasks, but does not run those whose capabilities it lacks. If
+    --app names the program, these come first, with what is lacking; with --json, as `lacks`.
     """
     program = None if target.app is None else options.find_app(target.app)
     found = await every_worker(engine, target.scope(), include_expired=everybody)
     now_ms = await engine.server_time_ms()
-    # Show capabilities and namespaces only if some worker has them.
+    # Show capabilities only if some worker has them, and namespaces only if they differ.
     offers = any(worker.capabilities for worker in found)
-    apart = any(worker.namespace for worker in found)
+    apart = len({worker.namespace for worker in found}) > 1
     columns = [
         whole("WORKER"),
         flexible("LANES"),
@@ -48,7 +49,7 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
         (
             worker.worker_instance_id,
             ", ".join(worker.lanes),
-            _tasks(worker, program),
+            _tasks(worker, _lacks(worker, program)),
             *([", ".join(worker.capabilities)] if offers else []),
             *([worker.namespace or "all"] if apart else []),
             str(worker.held_leases),
@@ -57,19 +58,31 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
         for worker in found
     ]
     nothing = "No worker is there: flowfabric worker module:app"
-    screen.show(found, columns, rows, as_json=target.json, nothing=nothing)
+    documents = [
+        structs.asdict(worker) | ({} if program is None else {"lacks": _lacks(worker, program)})
+        for worker in found
+    ]
+    screen.show(documents, columns, rows, as_json=target.json, nothing=nothing)
 
 
-def _tasks(worker: WorkerEntry, program: App | None) -> str:
-    """The tasks it has the code of, and what it lacks to run them, as far as that is known."""
+def _tasks(worker: WorkerEntry, lacks: Mapping[str, Sequence[str]]) -> str:
+    """The tasks it has the code of; those that it lacks something for come first."""
     if worker.kinds is None:
         return "all"
-    shown: list[str] = []
-    for kind in worker.kinds:
-        task = None if program is None else program.tasks.get(kind)
-        lacks = [] if task is None else lacking(task, worker.capabilities)
-        shown.append(f"{kind} (lacks {', '.join(lacks)})" if lacks else kind)
-    return ", ".join(shown)
+    missing: dict[str, list[str]] = {}
+    for kind, names in lacks.items():
+        missing.setdefault(f"lacks {', '.join(names)}: ", []).append(kind)
+    served = [kind for kind in worker.kinds if kind not in lacks]
+    parts = [f"{what}{', '.join(kinds)}" for what, kinds in missing.items()]
+    return "; ".join([*parts, *([", ".join(served)] if served else [])])
+
+
+def _lacks(worker: WorkerEntry, program: App | None) -> dict[str, list[str]]:
+    """The capabilities that tasks of its code need and that it does not offer, as far as known."""
+    tasks = {} if program is None else program.tasks
+    known = {kind: tasks[kind] for kind in worker.kinds or () if kind in tasks}
+    found = {kind: lacking(task, worker.capabilities) for kind, task in known.items()}
+    return {kind: names for kind, names in found.items() if names}
 
 
 def lacking(task: Task[..., object], offered: Collection[str]) -> list[str]:

@@ -28,6 +28,9 @@ from flowfabric.core.states import (
     TerminalOutcome,
 )
 
+ALREADY_TERMINAL = "already terminal in state "
+"""Why what has ended is not cancelled, followed by its state."""
+
 
 class Failure(Struct, frozen=True, kw_only=True):
     """Why an attempt failed, and whether trying again may help."""
@@ -323,7 +326,7 @@ def decide_cancel(
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise errors.InvalidInput(
             "execution_id",
-            f"already terminal in state {execution.public_state}",
+            f"{ALREADY_TERMINAL}{execution.public_state}",
             execution.execution_id,
         )
     if execution.lifecycle_phase is LifecyclePhase.ACTIVE and request.source != OPERATOR_OVERRIDE:

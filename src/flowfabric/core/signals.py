@@ -333,7 +333,10 @@ def _open_suspension(
     """The suspension the signal counts for; none if it is kept for a later one."""
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
-        raise errors.TargetNotSignalable(f"{execution.called} is {execution.public_state}")
+        raise errors.TargetNotSignalable(
+            f"{execution.called} is {execution.public_state} and takes no signals; after a replay"
+            " it would"
+        )
     if waitpoint is None:
         return None
     if waitpoint.state is WaitpointState.CLOSED or is_expired(waitpoint, now_ms):
