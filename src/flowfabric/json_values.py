@@ -3,8 +3,9 @@
 msgspec knows its own structs, dataclasses, attrs classes, typed dicts and the types of the
 standard library; Pydantic models are written and read by themselves.
 
-JSON has no NaN and no infinities, and the encoder writes null for them. Since nothing may be
-stored as something else, they are refused, with their place.
+JSON has no NaN and no infinities, and the encoder writes null for them. Its keys are text, and the
+encoder writes 1 and "1" alike. Since nothing may be stored as something else, or lost, such numbers
+and such keys are refused, with their place.
 """
 
 import copy
@@ -160,6 +161,65 @@ def _is(one: object, other: object) -> bool:
     return one is other
 
 
+# Keys of one dictionary that are the same text in JSON -----------------------
+#
+# This is asked of every value, so it only says whether there are any; where is found out later.
+
+_TEXT: Final = frozenset({str})
+
+
+def has_colliding_keys(value: object) -> bool:
+    kind = type(value)
+    if kind in _WHOLE:
+        return False
+    if isinstance(value, dict):
+        if not _TEXT.issuperset(map(type, value)) and _collision(value):
+            return True
+        inside: Iterable[object] = value.values()
+    elif isinstance(value, list | tuple):
+        inside = value
+    elif dataclasses.is_dataclass(kind) or isinstance(value, Struct):
+        inside = [each for _, each in _parts_of(value)]
+    else:
+        return False
+    return not _WHOLE.issuperset(map(type, inside)) and any(map(has_colliding_keys, inside))
+
+
+def _where_keys_collide(value: object) -> str:
+    """The place of a dictionary with such keys, and the keys."""
+    found = _collision(value) if isinstance(value, dict) else ""
+    if found:
+        return found
+    for place, each in _parts_of(value):
+        if has_colliding_keys(each):
+            return place + _where_keys_collide(each)
+    return ""
+
+
+def _parts_of(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", each) for key, each in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{number}]", each) for number, each in enumerate(value))
+    else:
+        kind: type = type(value)
+        names, _ = _fields(kind)
+        yield from ((f".{name}", getattr(value, name, None)) for name in names)
+
+
+def _collision(value: dict[object, object]) -> str:
+    """Two keys of a dictionary that would be one; empty if there are none."""
+    if len(set(map(type, value))) < 2:
+        return ""
+    seen: dict[object, object] = {}
+    for key in value:
+        (text,) = msgspec.to_builtins({key: None}, str_keys=True)
+        if text in seen:
+            return f": the keys {seen[text]!r} and {key!r}"
+        seen[text] = key
+    return ""
+
+
 T = TypeVar("T")
 
 UNREADABLE = (
@@ -189,12 +249,17 @@ def encode_value(field: str, value: object) -> bytes:
             if b"null" in data
             else None
         )
+        clash = _where_keys_collide(value) if has_colliding_keys(value) else None
     except Exception as error:
         raise InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}", value) from error
     if place is not None:
         raise InvalidInput(
             f"{field}{place}",
             "is NaN or infinite, which JSON cannot hold; use None or text instead",
+        )
+    if clash is not None:
+        raise InvalidInput(
+            f"{field}{clash}", "are the same text in JSON, which would keep only one of them"
         )
     check_depth(field, data)
     return data

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 
+import msgspec
 import pytest
 from msgspec import Raw, Struct
 
@@ -61,3 +63,33 @@ def test_what_has_no_form_in_json_is_refused() -> None:
     for value in (object(), endless, "\ud800"):
         with pytest.raises(InvalidInput, match="it: cannot be stored"):
             encode_value("it", value)
+
+
+@dataclass
+class Prices:
+    by_size: dict[object, int]
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"1": "a", 1: "b"}, "payload: the keys '1' and 1"),
+        ([{"a": {1: 1, "1": 2}}], "payload[0]['a']: the keys 1 and '1'"),
+        ((Prices({2: 1, "2": 2}),), "payload[0].by_size: the keys 2 and '2'"),
+        ({1.5: 1, "1.5": 2}, "payload: the keys 1.5 and '1.5'"),
+        (
+            {"2026-11-18": 1, date(2026, 11, 18): 2},
+            "payload: the keys '2026-11-18' and datetime.date(2026, 11, 18)",
+        ),
+    ],
+)
+def test_keys_that_are_the_same_text_in_json_are_refused_by_name(value: object, field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        encode_value("payload", value)
+    assert caught.value.field == field
+    assert caught.value.problem == "are the same text in JSON, which would keep only one of them"
+
+
+@pytest.mark.parametrize("value", [{1: 2, 2: 3}, {"a": 1, 1: 2}, {1: {"1": 2}, 2: [{"1": 3}]}])
+def test_keys_that_differ_in_json_are_stored(value: object) -> None:
+    assert encode_value("payload", value) == msgspec.json.encode(value)
