@@ -52,7 +52,7 @@ async def test_a_flow_is_shown_as_a_graph(flow: FlowRun, url: str) -> None:
     ran = run("flow", "show", flow.flow_id[-12:], url=url)
     assert (ran.status, ran.err) == (0, "")
     assert ran.lines == [
-        f"nightly  blocked  0 of 3 ended  {flow.flow_id}",
+        f"nightly  waiting  0 of 3 ended  {flow.flow_id}",
         "○ page a      waiting",
         "○ page b      waiting",
         "└─ · collect  waiting children  ← page a, page b",

@@ -139,7 +139,7 @@ async def test_every_situation_is_explained(
         ),
         children.execution_id: (
             Cause.BLOCKED,
-            f"It is blocked: {awaiting.blocking_detail}.",
+            f"It is {awaiting.blocking_detail}.",
         ),
         completed.execution_id: (Cause.ENDED, "It has ended as completed."),
         failed.execution_id: (Cause.ENDED, "It has ended as failed: no disk."),

@@ -127,7 +127,7 @@ async def test_why_says_what_keeps_it_back(engine: Engine, given: Given) -> None
         execution_id, reason="waiting_for_budget", reason_detail="team: tokens 5/5"
     )
     why = await engine.explain_execution(execution_id)
-    assert why.sentence == "It is blocked: team: tokens 5/5."
+    assert why.sentence == "It is kept back: team: tokens 5/5."
 
 
 async def test_bad_reasons_are_refused(engine: Engine, given: Given) -> None:

@@ -439,7 +439,7 @@ async def test_a_heartbeat_frees_what_was_missed(engine: Engine, given: Given) -
     execution_id = await given.waiting(policy=GPU)
     await engine.block_execution_for_admission(execution_id, reason="waiting_for_capable_worker")
     why = await engine.explain_execution(execution_id)
-    assert why.sentence == "It is blocked until its worker says that it is there."
+    assert why.sentence == "It is kept back until its worker says that it is there."
     await engine.heartbeat_worker(INSTANCE)
     assert (await execution_of(engine, execution_id)).ready
 

@@ -347,7 +347,7 @@ async def test_a_narrow_terminal_is_told_less_and_nothing_wrong(local: LocalApp)
     run = await flow.start()
     expected = {
         100: [
-            f"the nightly report  blocked  0 of 5 ended  {run.flow_id}",
+            f"the nightly report  waiting  0 of 5 ended  {run.flow_id}",
             "○ page about art    waiting",
             "○ page about music  waiting",
             "○ page about film   waiting",
@@ -356,7 +356,7 @@ async def test_a_narrow_terminal_is_told_less_and_nothing_wrong(local: LocalApp)
             "   └─ · a name that is much longer than those of others  waiting children  ← all 4",
         ],
         60: [
-            "the nightly report  blocked  0 of 5 ended",
+            "the nightly report  waiting  0 of 5 ended",
             run.flow_id,
             "○ page about art    waiting",
             "○ page about music  waiting",

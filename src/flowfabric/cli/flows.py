@@ -48,7 +48,7 @@ def flow() -> None:
     "states",
     multiple=True,
     type=click.Choice([each.value for each in FlowStatus]),
-    help="Only these; active is what has not ended: running, blocked or open in `flow show`.",
+    help="Only these; active is what has not ended: running, waiting or open in `flow show`.",
 )
 @options.limit_option
 @options.on_engine("any")

@@ -260,7 +260,8 @@ def _reason(execution: Execution, around: Surroundings) -> Reason:
         return _unserved(execution, around)
     if not execution.ready:
         why = execution.blocking_detail or execution.blocking_reason
-        return Cause.BLOCKED, f"It is blocked: {why}.", _blocking(execution)
+        how = "is" if why.startswith("waiting for ") else "is kept back:"
+        return Cause.BLOCKED, f"It {how} {why}.", _blocking(execution)
     return _queued(execution, around)
 
 
@@ -280,7 +281,7 @@ def _granted(execution: Execution, around: Surroundings) -> Reason:
 def _unserved(execution: Execution, around: Surroundings) -> Reason:
     detail = _blocking(execution) | {"required_capabilities": ",".join(around.required)}
     if around.served:
-        return Cause.BLOCKED, "It is blocked until its worker says that it is there.", detail
+        return Cause.BLOCKED, "It is kept back until its worker says that it is there.", detail
     return Cause.NO_WORKER, _nobody(execution, around), detail
 
 

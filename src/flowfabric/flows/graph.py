@@ -236,7 +236,9 @@ def headline(graph: FlowGraph, width: int) -> list[Text]:
 
 
 def flow_state(state: FlowState) -> Text:
-    return Text(state, style=_FLOW_STYLES[state])
+    # People call only what changed code has stopped blocked.
+    shown = "waiting" if state is FlowState.BLOCKED else state.value
+    return Text(shown, style=_FLOW_STYLES[state])
 
 
 def _branches(graph: FlowGraph, *, apart: bool) -> list[Branch]:
