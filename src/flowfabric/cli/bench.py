@@ -39,13 +39,25 @@ class Measured(Struct, frozen=True):
 
 
 @click.command("bench", short_help="Measure the engine for a few seconds.")
-@click.option("--count", default=5_000, show_default=True, type=click.IntRange(100, 1_000_000))
-@click.option("--batch", default=100, show_default=True, type=click.IntRange(1, BATCH_MAX))
+@click.option(
+    "--count",
+    default=5_000,
+    show_default=True,
+    type=click.IntRange(100, 1_000_000),
+    help="Executions to create.",
+)
+@click.option(
+    "--batch",
+    default=100,
+    show_default=True,
+    type=click.IntRange(1, BATCH_MAX),
+    help="Executions in a batch.",
+)
 @target_options
 def bench(target: Target, count: int, batch: int) -> None:
     """Measure the engine for a few seconds: create, claim and complete, in batches and singly.
 
-    On a SQLite file of its own unless a database is named. There it uses a lane of its own,
+    Uses a SQLite file of its own unless a database is named. There it uses a lane of its own,
     and what it leaves behind is removed as all ended executions are.
     """
     measured = asyncio.run(_measure(target, count, batch))

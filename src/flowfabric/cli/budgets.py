@@ -87,12 +87,21 @@ def terms_options(command: Callable[Concatenate[BudgetUpdate, P], T]) -> Callabl
         type=ResetInterval(),
         help="Start a new period this often, such as 1d; never if omitted.",
     )
-    @click.option("--mode", "enforcement_mode", type=_choice(EnforcementMode))
     @click.option(
-        "--on-hard-limit", type=_choice(OnHardLimit), help="What a refusal does beyond it."
+        "--mode",
+        "enforcement_mode",
+        type=_choice(EnforcementMode),
+        help="Whether hard limits refuse, or only warn.",
     )
     @click.option(
-        "--on-soft-limit", type=_choice(OnSoftLimit), help="Whether passing it is reported."
+        "--on-hard-limit",
+        type=_choice(OnHardLimit),
+        help="What else happens when a hard limit refuses.",
+    )
+    @click.option(
+        "--on-soft-limit",
+        type=_choice(OnSoftLimit),
+        help="Whether passing a soft limit is reported.",
     )
     @click.pass_context
     @wraps(command)
@@ -121,7 +130,7 @@ def _choice(kind: type[StrEnum]) -> click.Choice[str]:
 
 @click.group("budgets")
 def budgets() -> None:
-    """See and change what may be spent, and what was."""
+    """See and change budgets: what runs may spend and have spent."""
 
 
 @budgets.command("list")
@@ -145,7 +154,7 @@ async def show_budget(engine: Engine, target: options.Target, budget: str) -> No
 @budgets.command("create")
 @click.argument("budget")
 @terms_options
-@click.option("--lane", help="Attach whatever runs in this lane.")
+@click.option("--lane", help="Attach everything that runs in this lane.")
 @click.option("--task", help="Attach all runs of this task.")
 @options.on_engine("own")
 async def create_budget(
@@ -188,7 +197,7 @@ async def set_budget(
 @click.argument("budget")
 @options.on_engine("own")
 async def reset_budget(engine: Engine, target: options.Target, budget: str) -> None:
-    """Start a new period of BUDGET now: nothing is used."""
+    """Start a new period of BUDGET now, with nothing used."""
     await engine.reset_budget(budget, namespace=target.own_namespace())
     await _show(engine, target, [await _status(engine, target, budget)])
 

@@ -47,7 +47,7 @@ COMPLAINTS_SHOWN: Final = 5
 )
 @target_options
 def migrate_command(target: Target, check: bool) -> int:
-    """Bring the database's schema up to date. Safe to repeat, also from many processes."""
+    """Bring the database's schema up to date. Safe to repeat, even by many processes at once."""
     target.check_is_database("a server cannot change or compare its schema")
     url = target.database()
     if check:

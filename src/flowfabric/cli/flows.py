@@ -121,7 +121,9 @@ async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> 
 
 @flow.command("show")
 @click.argument("flow_id", metavar="ID")
-@click.option("--all", "every_node", is_flag=True, help="A line for every node, however many.")
+@click.option(
+    "--all", "every_node", is_flag=True, help="Print a line for every node, however many there are."
+)
 @options.on_engine("any")
 async def show_flow(engine: Engine, target: options.Target, flow_id: str, every_node: bool) -> None:
     """Show a flow: its nodes, who waits for whom, and how they are doing.
@@ -175,8 +177,15 @@ async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
     show_default=True,
     help="Cancel every member, those neither with a worker nor suspended, or none.",
 )
-@click.option("--reason", default="cancelled from the command line", show_default=True)
-@click.option("--wait", metavar="DURATION", help="Until the members have ended, as in 30s.")
+@click.option(
+    "--reason",
+    default="cancelled from the command line",
+    show_default=True,
+    help="Why; shown with what it cancels.",
+)
+@click.option(
+    "--wait", metavar="DURATION", help="Wait this long for the members to end, such as 30s."
+)
 @options.on_engine("any")
 async def cancel_flow(
     engine: Engine, target: options.Target, flow_id: str, policy: str, reason: str, wait: str | None

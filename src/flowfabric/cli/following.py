@@ -49,9 +49,12 @@ class LiveDatabase:
 @click.command("tail", short_help="See what an execution says, as it says it.")
 @click.argument("execution_id", metavar="ID")
 @click.option(
-    "--after", default="start", metavar="CURSOR", help="Begin after this one; `now` is another."
+    "--after",
+    default="start",
+    metavar="CURSOR",
+    help="Begin after this cursor, at `start` or `now`.  [default: start]",
 )
-@click.option("--all", "everything", is_flag=True, help="Show what no longer counts, too.")
+@click.option("--all", "everything", is_flag=True, help="Also show what no longer counts.")
 @click.option(
     "--follow/--no-follow", default=True, help="Go on until the execution ends.  [default: follow]"
 )
@@ -170,11 +173,15 @@ ReadLog = Callable[[Subscription[Told]], Awaitable[list[Told]]]
     "--after", metavar="CURSOR", help="Begin after this cursor or event id, at `start` or `now`."
 )
 @options.limit_option
-@click.option("--category", type=click.Choice([each.value for each in EventCategory]))
-@click.option("--id", "execution_id", metavar="ID", help="Of this execution.")
-@click.option("--kind", help="Of executions of this task, in any version or in one.")
-@click.option("--tag", metavar="KEY=VALUE", help="Of executions with this tag.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what happens from now on.")
+@click.option(
+    "--category",
+    type=click.Choice([each.value for each in EventCategory]),
+    help="Only events of this category.",
+)
+@click.option("--id", "execution_id", metavar="ID", help="Only events of this execution.")
+@click.option("--kind", help="Only events of this task, in any version or in one.")
+@click.option("--tag", metavar="KEY=VALUE", help="Only events of executions with this tag.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing events as they happen.")
 @options.on_engine("any")
 async def events(
     engine: Engine,

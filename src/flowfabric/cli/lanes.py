@@ -78,11 +78,15 @@ def _steer(name: str, operation: Callable[[Engine, str], Awaitable[Lane]], help_
 _steer(
     "pause",
     lambda engine, lane: engine.pause_lane(lane),
-    "Hand out no work from LANE; submissions are still taken.",
+    "Hand out no work from LANE; it still takes submissions.",
 )
-_steer("resume", lambda engine, lane: engine.resume_lane(lane), "Take and hand out work again.")
+_steer(
+    "resume",
+    lambda engine, lane: engine.resume_lane(lane),
+    "Take work into LANE and hand it out again.",
+)
 _steer(
     "drain",
     lambda engine, lane: engine.drain_lane(lane),
-    "Take no new executions; what is there is worked off.",
+    "Take no new executions into LANE; workers finish what is there.",
 )

@@ -35,7 +35,7 @@ SHOWN_MAX: Final = 1_000
 
 @click.group("limits")
 def limits() -> None:
-    """See and change how much may start in a time and run at once."""
+    """See and change limits: how many runs may start and run at once."""
 
 
 @limits.command("list")
@@ -53,7 +53,7 @@ async def list_limits(engine: Engine, target: options.Target) -> None:
 @click.option("--after", help="List keys after this one.")
 @options.on_engine("own")
 async def show_limit(engine: Engine, target: options.Target, limit: str, after: str | None) -> None:
-    """Show what each value of LIMIT's key uses now: up to a thousand, by key."""
+    """Show what LIMIT is, and what each value of its key uses now."""
     policy = await engine.read_limit(limit, namespace=target.own_namespace())
     page = await engine.list_limit_use(policy.quota_policy_id, cursor=after, limit=SHOWN_MAX)
     if target.json:
@@ -78,12 +78,12 @@ async def show_limit(engine: Engine, target: options.Target, limit: str, after: 
 
 @limits.command("set")
 @click.argument("limit")
-@click.option("--rate", help='Starts per time, such as "100/m"; none if not given.')
-@click.option("--concurrency", type=int, help="How many at once; any number if not given.")
+@click.option("--rate", help='Starts per period, such as "100/m"; any number if omitted.')
+@click.option("--concurrency", type=int, help="Runs at once; any number if omitted.")
 @click.option(
     "--while-suspended",
     type=click.Choice(["release", "keep"]),
-    help="Whether runs that sleep or wait hold their slots; as it is if not given.",
+    help="Whether runs that sleep or wait hold their places; unchanged if omitted.",
 )
 @options.on_engine("own")
 async def set_limit(
@@ -94,9 +94,9 @@ async def set_limit(
     concurrency: int | None,
     while_suspended: str | None,
 ) -> None:
-    """Have these values of LIMIT count from now on, whatever programs declare.
+    """Set LIMIT to these values, whatever programs declare.
 
-    Without either, it limits nothing until it is reset.
+    Without --rate and --concurrency it limits nothing until you reset it.
     """
     terms = structs.asdict(spec_of(rate, concurrency)) | {"while_suspended": while_suspended}
     policy = await engine.set_limit(limit, namespace=target.own_namespace(), **terms)
@@ -110,7 +110,7 @@ async def set_limit(
 @click.argument("limit")
 @options.on_engine("own")
 async def reset_limit(engine: Engine, target: options.Target, limit: str) -> None:
-    """Have what programs declare of LIMIT count again."""
+    """Use the values that programs declare for LIMIT again."""
     _show(target, [await engine.reset_limit(limit, namespace=target.own_namespace())])
 
 

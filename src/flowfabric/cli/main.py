@@ -75,7 +75,7 @@ def cli() -> None:
 @click.argument("shell", type=click.Choice(list(SHELLS)))
 @json_option
 def completion(shell: str, as_json: bool) -> None:
-    """Say how to switch on completion in a SHELL: add the line printed to its start-up file."""
+    """Print the line that switches on completion; add it to your shell's start-up file."""
     place, line = SHELLS[shell]
     if as_json:
         screen.emit({"file": place, "line": line})

@@ -43,9 +43,14 @@ def by_id_or_filter(
         command: Callable[Concatenate[Engine, options.Target, options.Chosen, P], Awaitable[int]],
     ) -> Callable[P, int]:
         made = options.on_engine("any")(command)
-        made = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(made)
+        made = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(made)
         if reason is not None:
-            made = click.option("--reason", default=reason, show_default=True)(made)
+            made = click.option(
+                "--reason",
+                default=reason,
+                show_default=True,
+                help="Why; shown with the executions.",
+            )(made)
         ids = click.argument("execution_ids", metavar="[ID]...", nargs=-1)
         return ids(options.filter_options(made))
 
@@ -99,10 +104,12 @@ async def accept(
     execution_ids: tuple[str, ...],
     yes: bool,
 ) -> int:
-    """Let executions that changed code has blocked run on: those with the given IDs, or all
-    blocked ones that match. The step each of them asked for runs, and stored steps that the code
-    has not asked for by then no longer count. What is stored stays as it is: executions whose
-    arguments or stored results do not fit the types in the code are refused.
+    """Let executions continue that changed code has blocked: those with the given IDs, or all
+    blocked ones that match.
+
+    The call that was refused runs, and stored steps that the code has not asked for by then are
+    given up. Nothing that is stored changes: an execution whose arguments or stored results do
+    not fit the types in the code is refused.
     """
     ids = await _choose(
         engine,
@@ -141,7 +148,12 @@ async def priority(
 
 @click.command("revoke", short_help="Take executions from their workers.")
 @click.argument("execution_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--reason", default="revoked from the command line", show_default=True)
+@click.option(
+    "--reason",
+    default="revoked from the command line",
+    show_default=True,
+    help="Why; shown with the executions.",
+)
 @options.on_engine("any")
 async def revoke(
     engine: Engine, target: options.Target, execution_ids: tuple[str, ...], reason: str

@@ -374,14 +374,16 @@ def filter_options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, 
         multiple=True,
         metavar="STATE",
         type=click.Choice([*(state.value for state in PublicState), BLOCKED, UNFINISHED]),
-        help="In this state, such as waiting, active or failed, or any that is unfinished;"
-        " may be given several times.",
+        help="Only in this state, such as waiting or failed; unfinished means every state"
+        " before the end. Repeatable.",
     )
-    @click.option("--lane", help="In this lane.")
-    @click.option("--kind", help="Of this kind: the name of the task.")
-    @click.option("--tag", metavar="KEY=VALUE", help="With this tag.")
-    @click.option("--since", metavar="WHEN", help="Created after: 2h (ago), or 2026-03-29T06:00.")
-    @click.option("--before", metavar="WHEN", help="Created before, in the same way.")
+    @click.option("--lane", help="Only in this lane.")
+    @click.option("--kind", help="Only of this task.")
+    @click.option("--tag", metavar="KEY=VALUE", help="Only with this tag.")
+    @click.option(
+        "--since", metavar="WHEN", help="Only created after: 2h (ago), or 2026-03-29T06:00."
+    )
+    @click.option("--before", metavar="WHEN", help="Only created before, in the same form.")
     @click.pass_context
     @wraps(command)
     def wrapped(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> T:

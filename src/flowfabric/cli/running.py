@@ -333,10 +333,10 @@ lane_option = click.option(
     "lanes",
     multiple=True,
     metavar="NAME[=WEIGHT]",
-    help="Serve this lane; may be given several times. Otherwise: those of the tasks.",
+    help="Serve this lane; repeatable.  [default: the lanes of the tasks]",
 )
 json_lines_option = click.option(
-    "--json", "as_json", is_flag=True, help="Log JSON lines also on a terminal."
+    "--json", "as_json", is_flag=True, help="Log JSON lines, even on a terminal."
 )
 concurrency_option = click.option(
     "--concurrency",
@@ -351,20 +351,25 @@ log_level_option = click.option(
     default="info",
     show_default=True,
     type=click.Choice(LEVELS),
-    help="Log no less than this.",
+    help="The least severe messages to log.",
 )
 
 
 @click.command("worker", short_help="Run a program's tasks.")
 @click.argument("reference", metavar="MODULE:APP", envvar=APP_VARIABLE)
 @lane_option
-@click.option("--capability", "capabilities", multiple=True, help="Something this worker has.")
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    help="A capability this worker offers; repeatable.",
+)
 @concurrency_option
 @click.option(
     "--drain-timeout",
     default="25s",
     show_default=True,
-    help="How long running tasks may go on when it is told to stop.",
+    help="How long running tasks may continue once it is told to stop.",
 )
 @click.option(
     "--processes",
@@ -372,7 +377,7 @@ log_level_option = click.option(
     show_default=True,
     metavar="NUMBER",
     type=click.IntRange(1, PROCESSES_MAX),
-    help="Workers to start, each in a process of its own: one for each core, say.",
+    help="Workers to start, each in its own process, for example one per core.",
 )
 @click.option(
     "--health-port",
@@ -470,7 +475,7 @@ async def _leave() -> None:
     "--capability",
     "capabilities",
     multiple=True,
-    help="Something this worker has. Otherwise: all that the tasks require.",
+    help="A capability this worker offers; repeatable.  [default: all that the tasks require]",
 )
 @concurrency_option
 @log_level_option

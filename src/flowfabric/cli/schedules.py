@@ -28,7 +28,7 @@ COLUMNS: Final = (
 
 @click.group("schedules")
 def schedules() -> None:
-    """See and steer what is started by the clock."""
+    """See and steer schedules, which create executions at set times."""
 
 
 @schedules.command("list")
@@ -88,16 +88,26 @@ def _steer(name: str, done: str, operation: Steering, help_text: str) -> None:
         screen.answer(changed, sentence, as_json=target.json)
 
 
-_steer("pause", "is paused", Engine.pause_schedule, "Let due times pass without effect.")
-_steer("resume", "is active", Engine.resume_schedule, "Go on with the next due time.")
-_steer("remove", "is removed", Engine.remove_schedule, "Forget it; executions it has created stay.")
+_steer(
+    "pause",
+    "is paused",
+    Engine.pause_schedule,
+    "Pause SCHEDULE: due times pass without creating anything.",
+)
+_steer("resume", "is active", Engine.resume_schedule, "Resume SCHEDULE, from its next due time on.")
+_steer(
+    "remove",
+    "is removed",
+    Engine.remove_schedule,
+    "Remove SCHEDULE. Executions it has created stay.",
+)
 
 
 @schedules.command("run")
 @click.argument("schedule")
 @options.on_engine("own")
 async def run(engine: Engine, target: options.Target, schedule: str) -> None:
-    """Create its execution now, out of turn."""
+    """Create an execution of SCHEDULE now, apart from its times."""
     created = await engine.trigger_schedule(schedule, namespace=target.own_namespace())
     execution_id = created.execution_id
     screen.answer({"execution_id": execution_id}, uuid_of(execution_id), as_json=target.json)

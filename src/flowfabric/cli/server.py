@@ -76,23 +76,31 @@ class ProxyAddress(click.ParamType[str]):
 
 @click.command("serve", short_help="Serve the database over HTTP.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", default=9090, show_default=True, type=click.IntRange(0, 65_535))
+@click.option(
+    "--port",
+    default=9090,
+    show_default=True,
+    type=click.IntRange(0, 65_535),
+    help="The port to listen on; 0 for any.",
+)
 @click.option(
     "--cors-origin",
     "origins",
     type=Origin(),
     multiple=True,
     metavar="ORIGIN",
-    help="Let web pages of this origin ask, such as https://example.org; may be repeated.",
+    help="Allow requests of web pages from this origin, such as https://example.org; repeatable.",
 )
-@click.option("--insecure", is_flag=True, help="Let anybody do everything, from anywhere.")
+@click.option(
+    "--insecure", is_flag=True, help="Let anybody do anything, without a token, from anywhere."
+)
 @click.option(
     "--trusted-proxy",
     "proxies",
     type=ProxyAddress(),
     multiple=True,
     metavar="ADDRESS",
-    help="Trust X-Forwarded-For from this proxy; may be repeated.",
+    help="Trust X-Forwarded-For from this proxy; repeatable.",
 )
 @click.option(
     "--drain",
@@ -101,10 +109,10 @@ class ProxyAddress(click.ParamType[str]):
     show_default=True,
     type=click.IntRange(1, 3_600),
     metavar="SECONDS",
-    help="How long requests under way may take once it is told to stop.",
+    help="How long open requests may take once it is told to stop.",
 )
 @at_most(
-    "--requests-per-minute", "requests_max", 60_000, "Of one token, or of one address without any."
+    "--requests-per-minute", "requests_max", 60_000, "For each token, or each address without one."
 )
 @at_most(
     "--long-polls",
@@ -122,7 +130,7 @@ class ProxyAddress(click.ParamType[str]):
     "--reconcile/--no-reconcile",
     "reconciles",
     default=True,
-    help="Whether it also does what time makes due, as workers do.  [default: it does]",
+    help="Whether it also runs the reconcilers, as workers do.  [default: reconcile]",
 )
 @log_level_option
 @options.target_options
@@ -141,7 +149,8 @@ def serve(
 ) -> int:
     """Serve the database over HTTP until it is stopped; /docs describes every request.
 
-    Who asks needs a token (`flowfabric tokens create`). Without any, it serves this machine only.
+    Callers need a token (`flowfabric tokens create`). While there is none, it serves this machine
+    only.
     """
     try:
         from flowfabric.server import serve as serving
@@ -181,9 +190,10 @@ def serve(
 @log_level_option
 @options.target_options
 def reconcile(target: options.Target, log_level: str) -> int:
-    """End delays and leases, time out, fire schedules and delete what is old, until stopped.
+    """End delays and leases, apply timeouts, fire schedules and delete what is old.
 
-    Workers and servers do the same beside their work; any number of processes may.
+    Runs until it is stopped. Workers and servers do the same beside their work; any number of
+    processes may.
     """
     target.check_is_database("what is due there, its server sees to")
     configure(log_level, as_json=target.json or None)
@@ -203,7 +213,7 @@ async def _reconcile(target: options.Target) -> int:
 
 @click.group("tokens")
 def tokens() -> None:
-    """Who may ask the HTTP server for what."""
+    """Create, list and revoke tokens for the HTTP server."""
 
 
 @tokens.command("create")
@@ -214,10 +224,12 @@ def tokens() -> None:
     multiple=True,
     required=True,
     type=click.Choice([str(scope) for scope in Scope]),
-    help="What it allows; may be repeated.",
+    help="What it allows; repeatable.",
 )
 @click.option("--namespace", help="Only in this namespace.  [default: in every one]")
-@click.option("--expires", metavar="DURATION", help="Until when, such as 90d.  [default: for good]")
+@click.option(
+    "--expires", metavar="DURATION", help="How long it is valid, such as 90d.  [default: for good]"
+)
 @options.on_engine()
 async def create(
     engine: Engine,
@@ -226,7 +238,7 @@ async def create(
     scopes: tuple[str, ...],
     expires: str | None,
 ) -> None:
-    """Make a token for NAME, the machine or the person who gets it. It is shown only now."""
+    """Create a token for NAME, a machine or a person. It is shown only once."""
     created = await engine.create_token(
         name,
         scopes=scopes,
@@ -243,7 +255,7 @@ async def create(
 @tokens.command("list")
 @options.on_engine()
 async def list_tokens(engine: Engine, target: options.Target) -> None:
-    """List tokens, those that no longer let anybody in included."""
+    """List tokens, including revoked and expired ones."""
     found = pages(lambda cursor: engine.list_tokens(cursor=cursor, limit=PAGE_MAX))
     tokens = [token async for page in found for token in page.tokens]
     if target.json:
@@ -271,7 +283,7 @@ def _row(token: ApiToken, now_ms: int) -> tuple[str | Text, ...]:
 @click.argument("token_id", metavar="ID")
 @options.on_engine()
 async def revoke(engine: Engine, target: options.Target, token_id: str) -> None:
-    """Let nobody in with the token of this ID any more; servers notice within seconds."""
+    """Revoke the token with this ID; servers notice within seconds."""
     revoked = await engine.revoke_token(token_id)
     sentence = f"revoked {revoked.token_id} ({revoked.name})"
     screen.answer(_shown(revoked), sentence, as_json=target.json)

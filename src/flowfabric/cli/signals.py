@@ -57,7 +57,7 @@ async def signal(
     key: str | None,
     keep: bool,
 ) -> None:
-    """Send a signal NAME to the execution ID, which waits for it, or will."""
+    """Send the signal NAME to the execution ID, which waits for it or will."""
     document = _json(payload)
     found = await target.find(engine, execution_id)
     answer = await send(
@@ -92,7 +92,13 @@ async def _awaited_instead(engine: Engine, execution_id: ExecutionId) -> str:
 
 
 @click.command("waitpoints", short_help="See what suspended executions wait for.")
-@click.option("--limit", type=click.IntRange(1, PAGE_MAX), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, PAGE_MAX),
+    default=100,
+    show_default=True,
+    help="At most this many executions.",
+)
 @options.on_engine("any")
 async def waitpoints(engine: Engine, target: options.Target, limit: int) -> None:
     """List what suspended executions wait for, longest first. Tokens are never shown."""

@@ -37,12 +37,16 @@ LOOK_AGAIN_S: Final = 1.0
     "--file", "-f", "file", metavar="PATH", help="Read the payload from here; - for standard input."
 )
 @click.option("--encoding", default=JSON, show_default=True, help="How the payload is encoded.")
-@click.option("--lane", help="Otherwise: that of the task, or default.")
-@click.option("--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX))
+@click.option("--lane", help="Submit to this lane.  [default: that of the task, or `default`]")
+@click.option(
+    "--priority", type=click.IntRange(PRIORITY_MIN, PRIORITY_MAX), help="Higher goes first."
+)
 @click.option("--key", help="Idempotency key: the same key finds the same execution.")
-@click.option("--id", "execution_id", help="An id of your own: it finds the same execution again.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE")
-@click.option("--delay", metavar="DURATION", help="Not before this has passed, as in 10m.")
+@click.option("--id", "execution_id", help="Your own id: the same id finds the same execution.")
+@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag it; repeatable.")
+@click.option(
+    "--delay", metavar="DURATION", help="Start it no sooner than after this, such as 10m."
+)
 @click.option("--policy", metavar="JSON", help="Retries, timeouts and the like.")
 @click.option("--wait", metavar="DURATION", help="Wait this long for its end and print the result.")
 @options.on_engine("own")

@@ -18,14 +18,16 @@ from flowfabric.task import Task
 
 @click.group("workers")
 def workers() -> None:
-    """See which workers are there, and tell of those that are dead."""
+    """List workers, see what happened to them, and declare one dead."""
 
 
 @workers.command("list")
-@click.option("--all", "everybody", is_flag=True, help="Also those that have been silent too long.")
+@click.option(
+    "--all", "everybody", is_flag=True, help="Include workers that have been silent for too long."
+)
 @options.on_engine("any")
 async def list_workers(engine: Engine, target: options.Target, everybody: bool) -> None:
-    """List workers: what each serves, what it has in hand. With --json: one per line.
+    """List workers: what each serves and how much it runs. With --json: one per line.
 
     A worker has the code of its tasks, but does not run those whose capabilities it lacks. If
     --app names the program, these come first, with what is lacking; with --json, as `lacks`.
@@ -123,15 +125,15 @@ def _event_row(event: WorkerEvent, now_ms: int) -> tuple[str, ...]:
 
 @workers.command("dead")
 @click.argument("worker")
-@click.option("--reason", default="", help="Why; it is shown with what it had in hand.")
+@click.option("--reason", default="", help="Why; shown with the executions it held.")
 @click.option("--keep-leases", is_flag=True, help="Do not revoke its leases.")
 @options.on_engine("any")
 async def mark_dead(
     engine: Engine, target: options.Target, worker: str, reason: str, keep_leases: bool
 ) -> None:
-    """Say that WORKER is dead: others get what it had in hand at once.
+    """Declare WORKER dead: other workers get its executions at once.
 
-    One that is alive after all registers again, and goes on with other work.
+    If it is alive after all, it registers again and continues with other work.
     """
     namespaces = await _namespaces_of(engine, worker, target.scope())
     taken, known = 0, False
