@@ -174,6 +174,14 @@ def _parallel(how: How, *branches: Program) -> Parallel:
 FOUND: tuple[Program, ...] = (
     Sequence(
         (
+            Parallel("gather", "place", (_place("step"), Burst("step", "place", 2))),
+            Loop(1, Call("step", "b", "change")),
+            _place("signal"),
+            _place("step"),
+        )
+    ),
+    Sequence(
+        (
             Parallel("group", "place", (_place("step"), _place("nothing"))),
             _place("step"),
             Parallel("gather", "place", (_place("step"), _place("signal"))),

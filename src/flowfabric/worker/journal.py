@@ -40,7 +40,7 @@ from flowfabric.worker.leases import clock_s
 from flowfabric.worker.moved_calls import Moves
 from flowfabric.worker.parking import Parking, Turns
 from flowfabric.worker.reports import come_further
-from flowfabric.worker.shared_items import Pools
+from flowfabric.worker.shared_items import LOOK_AGAIN_S, PATIENCE_S, Pools, looks_in
 
 # Calls as they are stored, and stored steps as a run meets them -------------
 
@@ -98,9 +98,19 @@ StoreLater = Callable[[NewStep], None]
 NOTHING: Final = Shelf(())
 SWALLOWED_MAX: Final = 100
 """Verbs a handler may call after it was told to stop, each of which tells it again."""
-PATIENCE_S: Final = 2.0
-"""How long a call waits for others that may have to ask first for what looks like it."""
-LOOK_AGAIN_S: Final = 0.05
+
+
+class _Patience:
+    """How long a call waits for others: a time, and so many looks at them."""
+
+    def __init__(self) -> None:
+        self._until_s = clock_s() + PATIENCE_S
+        self._looks_left = looks_in(PATIENCE_S)
+
+    def is_over(self) -> bool:
+        """To be asked at every look."""
+        self._looks_left -= 1
+        return self._looks_left < 0 and clock_s() > self._until_s
 
 
 class Patch(NamedTuple):
@@ -259,11 +269,11 @@ class Journal:
         Whichever branch comes first may make a call for all: the others wait for it at a lock, or
         find what it has left.
         """
-        until_s = clock_s() + PATIENCE_S
+        patience = _Patience()
         while self._moves.equal_in_another(call) is not None:
             await self._turns.run_new(at_rest=True)
             step = self._moves.equal_in_another(call)
-            if step is not None and (not self._moves.at_work() or clock_s() > until_s):
+            if step is not None and (not self._moves.at_work() or patience.is_over()):
                 self.steps_of(step.line).take_key(step.step_key)
                 self._taken_over.append((step, call))
                 call.line.take_over(call, step)
@@ -307,7 +317,7 @@ class Journal:
 
     async def _lasting_refusal(self, call: DurableCall) -> str:
         """Why it must not run a while later: what is done outside of steps takes its time."""
-        until_s = clock_s() + PATIENCE_S
+        patience = _Patience()
         self._suspected += 1
         self._unsuspected.clear()
         try:
@@ -315,7 +325,7 @@ class Journal:
                 if self._giving_up:
                     # A branch that gave up a call before will do so again, and go on then.
                     return ""
-                if self._turns.alone or clock_s() > until_s:
+                if self._turns.alone or patience.is_over():
                     break
                 await asyncio.sleep(LOOK_AGAIN_S)
                 await self._turns.run_new()

@@ -70,9 +70,20 @@ class Moves:
                 continue
             if not self._waits.in_order(work.running, work.branches):
                 self.certain = False
-                self.by_arrival |= line is not self._root and len(self._tasks) > 1
+                self.by_arrival |= len(self._tasks) > 1 and self._works_outside(line)
             else:
                 work.picks = work.picks or picks(work.running)
+
+    def _works_outside(self, line: branches.Line) -> bool:
+        """Whether a branch waits for something that no call of the handler has to do with."""
+        work = line.work
+        waits = getattr(work.running, "_fut_waiter", None) is not None
+        return (
+            line is not self._root
+            and waits
+            and work.is_outside_calls
+            and at_work(work.running, self._running)
+        )
 
     def _is_own(self, future: object) -> bool:
         if not isinstance(future, asyncio.Task):
