@@ -41,10 +41,10 @@ an inserted one: a person may accept that it runs.
 
 A call that is new in its line, but stored in another where nobody may ask for it any more, has
 been moved there by changed code. It must not run either. If that line is on its way there, at a
-lock say, its branch may not have come first this time: the call stands for that step, and if the
-other line makes it after all, it takes the place of this call. And while one line alone goes on,
-all that is stored in others and was not asked for lies ahead of it: nothing new runs there, and a
-patch is off.
+lock say, and this one went on without the call in an earlier run, whichever comes first makes it
+for both: the call stands for that step, and if the other line makes it after all, it takes the
+place of this call. And while one line alone goes on, all that is stored in others and was not asked
+for lies ahead of it: nothing new runs there, and a patch is off.
 """
 
 import hashlib

@@ -91,7 +91,8 @@ def known_by(*values: object) -> KnownBy:
         digest = digest if firm == digest else f"{firm}.{digest}"
     tells = reading.tells or reading.tells_around or reading.has_uuids
     vague = bool(reading.opaque) and not tells
-    says_all = reading.is_complete and not reading.opaque and "." not in digest
+    says_all = reading.is_complete and "." not in digest
+    says_all = says_all and not (reading.opaque or reading.has_lambdas)
     return KnownBy(digest, tuple(reading.opaque), vague, tells and reading.is_complete, says_all)
 
 
@@ -188,6 +189,8 @@ class _Reading:
         self.tells_around = False
         """So has what comes from around functions."""
         self.opaque: list[object] = []
+        self.has_lambdas = False
+        """Functions whose names say nothing of what they do."""
 
     def text(self, value: object, depth: int) -> bytes:
         """The value's type and what it holds, so that no other value has the same text."""
@@ -233,7 +236,9 @@ class _Reading:
 
     def _function(self, value: object, depth: int) -> Iterable[bytes]:
         """Its name and, the first time, its arguments and what it has bound."""
-        yield str(getattr(value, "__qualname__", "")).encode()
+        name = str(getattr(value, "__qualname__", ""))
+        self.has_lambdas |= name.endswith("<lambda>")
+        yield name.encode()
         if id(value) in self._functions:
             return
         self._functions.add(id(value))

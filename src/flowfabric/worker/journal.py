@@ -266,8 +266,7 @@ class Journal:
     async def _takes_over(self, call: DurableCall) -> bool:
         """Whether a call stands for an equal one of another branch, which does not come to it.
 
-        Whichever branch comes first may make a call for all: the others wait for it at a lock, or
-        find what it has left.
+        Whichever branch comes first may make a call for all, for which the others wait at a lock.
         """
         patience = _Patience()
         while self._moves.equal_in_another(call) is not None:

@@ -217,8 +217,12 @@ class Moves:
         return ""
 
     def equal_in_another(self, call: branches.DurableCall) -> Step | None:
-        """What is stored of an equal call, in a branch that is on its way there: as at a lock."""
-        if self.certain or not call.says_all:
+        """What is stored of an equal call, in a branch that is on its way there: as at a lock.
+
+        Each may make such a call for itself. But if this line went on without it in an earlier run,
+        and so would leave something behind now, another has made it for all.
+        """
+        if self.certain or not (call.says_all and call.refusal):
             return None
         asked, here = call.asked, call.line
         on_their_way = {each.id for each in self._tasks if each.work.is_outside_calls}
