@@ -34,7 +34,7 @@ from flowfabric.errors import DependencyAlreadyExists, InvalidInput, NotFound
 from flowfabric.store.base import Transaction
 
 
-class NewFlow(Struct, frozen=True):
+class FlowTerms(Struct, frozen=True):
     """A flow to be created with its first members."""
 
     kind: str
@@ -56,7 +56,7 @@ class JoinPlan(Struct, frozen=True, kw_only=True):
     adopted: tuple[ExecutionId, ...]
     """Executions that exist and become members."""
     joins: dict[ExecutionId, CheckedJoin]
-    opens: NewFlow | None
+    opens: FlowTerms | None
     """The flow, if it is to be created unless it exists."""
 
 
@@ -73,7 +73,7 @@ class FlowMembers(FlowGroup):
         joins: Sequence[flow_joins.Join] = (),
         *,
         members: Sequence[NewExecution | Checked | str] = (),
-        opens: NewFlow | None = None,
+        opens: FlowTerms | None = None,
     ) -> DependenciesAdded:
         """Add members and everything they wait for, all at once or not at all.
 
@@ -92,7 +92,7 @@ class FlowMembers(FlowGroup):
         flow_id: object,
         joins: Sequence[flow_joins.Join],
         members: Sequence[NewExecution | Checked | str],
-        opens: NewFlow | None,
+        opens: FlowTerms | None,
     ) -> JoinPlan:
         asked = self.check_flow_id(flow_id)
         if opens is not None:
@@ -225,7 +225,7 @@ class _Building:
             graph_revision=flow.graph_revision,
         )
 
-    async def _open(self, tx: Transaction, flow: NewFlow) -> None:
+    async def _open(self, tx: Transaction, flow: FlowTerms) -> None:
         key, flow_id = self.engine.flow_key(self.plan.flow_id)
         namespace = parse_namespace(flow.namespace)
         now_ms = await tx.now_ms()

@@ -30,7 +30,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.flow_members import NewFlow
+from flowfabric.engine.flow_members import FlowTerms
 from flowfabric.engine.shell import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.nodes import NAME_TAG, AllOf, AnyOf, Node, NodeNames, Quorum, When
@@ -290,7 +290,7 @@ class Flow:
                 await engine.know_routes(checked)
             engine = engine.on(connection)
         with statements_within(MANY_PATIENCE_S):
-            opens = NewFlow(self.kind, self.namespace)
+            opens = FlowTerms(self.kind, self.namespace)
             if self._id_given or self.tags:
                 # Tags, that of the plan too, are there before the first member runs.
                 await engine.create_flow(
