@@ -23,7 +23,6 @@ from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
     GateId,
-    LeaseId,
     make_execution_id,
     uuids_from,
 )
@@ -34,8 +33,9 @@ from flowfabric.core.states import (
     OwnershipState,
 )
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.gates import ROUNDS_MAX, gates_of, load
+from flowfabric.engine.gates import ROUNDS_MAX, ClaimRow, gates_of, load
 from flowfabric.store.base import Reader, Row, Transaction
+from flowfabric.store.mapping import answers_of
 from tests.properties.pasts import CHAPTERS, LONG_MS, SHORT_MS, Past, joined
 from tests.properties.test_differential import (
     SHRINKING_TAKES_S,
@@ -218,7 +218,7 @@ def in_use(lives: Lives, routes: Sequence[int], now_ms: int, *, keeps: bool) -> 
 # Given allowances
 
 
-async def claim_allowed(world: World, allowed: Sequence[Allowance]) -> Sequence[Row]:
+async def claim_allowed(world: World, allowed: Sequence[Allowance]) -> list[ClaimRow]:
     limit = max(1, sum(each.slots for each in allowed))
 
     async def body(tx: Transaction) -> Sequence[Row]:
@@ -236,17 +236,15 @@ async def claim_allowed(world: World, allowed: Sequence[Allowance]) -> Sequence[
             allowed=msgspec.json.encode(list(allowed)).decode(),
         )
 
-    return await world.engine.store.transact(body)
+    return answers_of(ClaimRow, await world.engine.store.transact(body))
 
 
-def id_of(row: Row) -> ExecutionId:
-    return make_execution_id(int(str(row["partition_key"])), str(row["execution_id"]))
+def id_of(row: ClaimRow) -> ExecutionId:
+    return make_execution_id(row.partition_key, row.execution_id)
 
 
-def ids_of(row: Row) -> NewIds:
-    return NewIds(
-        lease_id=LeaseId(str(row["lease_id"])), attempt_id=AttemptId(str(row["attempt_id"]))
-    )
+def ids_of(row: ClaimRow) -> NewIds:
+    return NewIds(lease_id=row.lease_id, attempt_id=row.attempt_id or AttemptId(row.lease_id))
 
 
 def check_rows(
@@ -277,7 +275,7 @@ def check_allowed(
     ]
     rows = world.run(claim_allowed(world, allowed))
     chosen = fitting(before, allowed)
-    kinds = {id_of(row): row["kind"] == HandleKind.RESUMED for row in rows}
+    kinds = {id_of(row): row.kind is HandleKind.RESUMED for row in rows}
     assert kinds == {life.execution.execution_id: resumes(life) for life in chosen}
     check_rows(world, before, chosen, {id_of(row): ids_of(row) for row in rows})
 

@@ -403,29 +403,33 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
 
 
 class ClaimRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
-    """A row of `claim_ready`, by its columns in their order."""
+    """A row of `claim_ready`, by its columns in their order.
+
+    Of a first attempt that has no deadline and is in no flow, a store may leave out the last ones.
+    """
 
     payload: bytes
     partition_key: int
     execution_id: str
-    kind: HandleKind
     lease_id: LeaseId
-    lease_epoch: int
     lane_id: LaneId
-    attempt_index: int
-    attempt_id: AttemptId
     lease_expires_at_ms: int
     namespace: Namespace
     execution_kind: str
     priority: int
-    payload_encoding: str | None
-    flow_id: FlowId | None
-    retry_count: int
     created_at_ms: int
-    deadline_at_ms: int | None
-    attempt_deadline_ms: int | None
-    attempt_type: AttemptType
     route_id: int
+    payload_encoding: str | None
+    deadline_at_ms: int | None = None
+    attempt_deadline_ms: int | None = None
+    flow_id: FlowId | None = None
+    kind: HandleKind = HandleKind.FRESH
+    lease_epoch: int = 1
+    attempt_index: int = 0
+    attempt_id: AttemptId | None = None
+    """None stands for the id of the lease that it begins under."""
+    attempt_type: AttemptType = AttemptType.INITIAL
+    retry_count: int = 0
     progress: str | None = None
 
 

@@ -17,6 +17,7 @@ from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
 from flowfabric.core.checks import check_int, check_list, check_offered, optional
 from flowfabric.core.handles import Handle, sign
 from flowfabric.core.ids import (
+    AttemptId,
     ExecutionId,
     FlowId,
     LaneId,
@@ -485,7 +486,7 @@ class Leases(shell.Group):
             kind=row.kind,
             execution_id=make_execution_id(row.partition_key, row.execution_id),
             attempt_index=row.attempt_index,
-            attempt_id=row.attempt_id,
+            attempt_id=row.attempt_id or AttemptId(row.lease_id),
             lease_id=row.lease_id,
             lease_epoch=row.lease_epoch,
             lease_ttl_ms=lease_ttl_ms,

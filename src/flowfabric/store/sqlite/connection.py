@@ -119,7 +119,8 @@ _WAL_PAUSE_S: Final = 0.01
 
 _CLAIMING: Final = """
 create temp table claiming (
-    place integer primary key, execution_rowid integer, again, kind, attempt_type, reason
+    place integer primary key, execution_rowid integer, again, kind default 'fresh',
+    attempt_type default 'initial', reason
 )"""
 """Which rows a claim has chosen; see `claim_ready.sql`."""
 

@@ -288,12 +288,11 @@ with clock as (
       from leased
      group by now_ms, kind, reclaim_reason, namespace, instance_tag
 )
-select payload, partition_key, execution_id::text as execution_id, kind,
-       lease_id::text as lease_id, lease_epoch, lane_id, current_attempt_index as attempt_index,
-       current_attempt_id::text as attempt_id,
-       now_ms + :lease_ttl_ms::bigint as lease_expires_at_ms, namespace,
-       execution_kind, priority, payload_encoding, flow_id::text as flow_id, retry_count,
-       created_at_ms, deadline_at_ms, attempt_deadline_ms, attempt_type, route_id,
+select payload, partition_key, execution_id::text as execution_id, lease_id::text as lease_id,
+       lane_id, now_ms + :lease_ttl_ms::bigint as lease_expires_at_ms, namespace, execution_kind,
+       priority, created_at_ms, route_id, payload_encoding, deadline_at_ms, attempt_deadline_ms,
+       flow_id::text as flow_id, kind, lease_epoch, current_attempt_index as attempt_index,
+       current_attempt_id::text as attempt_id, attempt_type, retry_count,
        -- What `read_progress` tells, if there is little of it. A row that has changed since the
        -- snapshot of this statement is not leased, so nothing that came with a change is missing.
        case when (kind <> 'fresh' or current_attempt_index > 0)

@@ -13,30 +13,10 @@
 -- The number is decimal, so that statements find the row by it; see `complete_leased.sql`.
 delete from temp.claiming;
 -- next
-insert into temp.claiming (execution_rowid, again, kind, attempt_type, reason)
-select best.execution_rowid, best.lease_epoch > 0,
-       case when best.lifecycle_phase = 'active' then 'reclaimed'
-            when best.attempt_state = 'attempt_interrupted' then 'resumed'
-            else 'fresh'
-       end,
-       case when best.lifecycle_phase = 'active' then 'reclaim'
-            when best.attempt_state = 'attempt_interrupted' then (
-                select attempt_type
-                  from attempt
-                 where attempt.partition_key = best.partition_key
-                   and attempt.execution_id = best.execution_id
-                   and attempt.attempt_index = best.current_attempt_index)
-            when best.attempt_state = 'pending_retry_attempt' then 'retry'
-            when best.attempt_state = 'pending_replay_attempt' then 'replay'
-            else 'initial'
-       end,
-       case when best.lifecycle_phase = 'active'
-            then replace(best.ownership_state, '_reclaimable', '')
-            when best.attempt_state = 'attempt_interrupted' then 'claim_resumed'
-       end
+insert into temp.claiming (execution_rowid, again)
+select best.execution_rowid, best.again
   from (
-    select e.execution_rowid, e.partition_key, e.execution_id, e.lifecycle_phase, e.attempt_state,
-           e.ownership_state, e.current_attempt_index, e.lease_epoch
+    select e.execution_rowid, e.lease_epoch > 0 as again
       from (
         -- Found by what the worker serves: how many other kinds there are costs nothing.
         select route.* from json_each(:kinds) as kind
@@ -78,27 +58,8 @@ select best.execution_rowid, best.lease_epoch > 0,
 -- limits
 -- next
 -- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
-insert into temp.claiming (execution_rowid, again, kind, attempt_type, reason)
-select e.execution_rowid, e.lease_epoch > 0,
-       case when e.lifecycle_phase = 'active' then 'reclaimed'
-            when e.attempt_state = 'attempt_interrupted' then 'resumed'
-            else 'fresh'
-       end,
-       case when e.lifecycle_phase = 'active' then 'reclaim'
-            when e.attempt_state = 'attempt_interrupted' then (
-                select attempt_type
-                  from attempt
-                 where attempt.partition_key = e.partition_key
-                   and attempt.execution_id = e.execution_id
-                   and attempt.attempt_index = e.current_attempt_index)
-            when e.attempt_state = 'pending_retry_attempt' then 'retry'
-            when e.attempt_state = 'pending_replay_attempt' then 'replay'
-            else 'initial'
-       end,
-       case when e.lifecycle_phase = 'active'
-            then replace(e.ownership_state, '_reclaimable', '')
-            when e.attempt_state = 'attempt_interrupted' then 'claim_resumed'
-       end
+insert into temp.claiming (execution_rowid, again)
+select e.execution_rowid, e.lease_epoch > 0
   from json_each(:allowed) as given
  cross join route on route.route_id = given.value ->> 'route_id'
  cross join live as e on e.rowid in (
@@ -145,6 +106,33 @@ select e.execution_rowid, e.lease_epoch > 0,
          where resumes or starting <= given.value ->> 'starts')
      where place <= given.value ->> 'slots');
 -- end of limits
+-- next
+-- Nearly all begin their first attempt, which is what a row of `claiming` says unless it is told.
+insert or replace into temp.claiming (
+    place, execution_rowid, again, kind, attempt_type, reason)
+select c.place, c.execution_rowid, c.again,
+       case when e.lifecycle_phase = 'active' then 'reclaimed'
+            when e.attempt_state = 'attempt_interrupted' then 'resumed'
+            else 'fresh'
+       end,
+       case when e.lifecycle_phase = 'active' then 'reclaim'
+            when e.attempt_state = 'attempt_interrupted' then (
+                select attempt_type
+                  from attempt
+                 where attempt.partition_key = e.partition_key
+                   and attempt.execution_id = e.execution_id
+                   and attempt.attempt_index = e.current_attempt_index)
+            when e.attempt_state = 'pending_retry_attempt' then 'retry'
+            when e.attempt_state = 'pending_replay_attempt' then 'replay'
+            else 'initial'
+       end,
+       case when e.lifecycle_phase = 'active'
+            then replace(e.ownership_state, '_reclaimable', '')
+            when e.attempt_state = 'attempt_interrupted' then 'claim_resumed'
+       end
+  from temp.claiming as c
+ cross join live as e on e.execution_rowid = c.execution_rowid
+ where c.again;
 -- next
 -- All but the first attempt under its first lease, which follows from the execution.
 insert into attempt (
@@ -255,20 +243,28 @@ select 'lease', case when c.kind = 'reclaimed' then 'reclaimed' else 'acquired' 
  cross join live as e on e.execution_rowid = c.execution_rowid
  cross join route on route.route_id = e.route_id;
 -- next
+-- What says of most rows that they are nobody's deadline, member or later attempt is left out.
 select coalesce(e.input, asked.payload) as payload,
-       json_array(
-           e.partition_key, e.execution_id, c.kind, e.lease_id, e.lease_epoch, route.lane_id,
-           e.current_attempt_index, coalesce(e.current_attempt_id, e.lease_id),
-           e.lease_expires_at_ms, route.namespace, route.execution_kind, e.priority,
-           case when e.input is null then asked.payload_encoding else e.input_encoding end,
-           e.flow_id, e.retry_count, e.created_at_ms, e.deadline_at_ms, e.attempt_deadline_ms,
-           c.attempt_type, e.route_id)
-       as "partition_key execution_id kind lease_id lease_epoch lane_id
-           attempt_index attempt_id
-           lease_expires_at_ms namespace execution_kind priority
+       case when c.again or e.flow_id is not null or e.deadline_at_ms is not null
+              or e.attempt_deadline_ms is not null
+            then json_array(
+               e.partition_key, e.execution_id, e.lease_id, route.lane_id, e.lease_expires_at_ms,
+               route.namespace, route.execution_kind, e.priority, e.created_at_ms, e.route_id,
+               case when e.input is null then asked.payload_encoding else e.input_encoding end,
+               e.deadline_at_ms, e.attempt_deadline_ms, e.flow_id, c.kind, e.lease_epoch,
+               e.current_attempt_index, coalesce(e.current_attempt_id, e.lease_id), c.attempt_type,
+               e.retry_count)
+            else json_array(
+               e.partition_key, e.execution_id, e.lease_id, route.lane_id, e.lease_expires_at_ms,
+               route.namespace, route.execution_kind, e.priority, e.created_at_ms, e.route_id,
+               case when e.input is null then asked.payload_encoding else e.input_encoding end)
+       end
+       as "partition_key execution_id lease_id lane_id lease_expires_at_ms
+           namespace execution_kind priority created_at_ms route_id
            payload_encoding
-           flow_id retry_count created_at_ms deadline_at_ms attempt_deadline_ms
-           attempt_type route_id"
+           deadline_at_ms attempt_deadline_ms flow_id kind lease_epoch
+           attempt_index attempt_id attempt_type
+           retry_count"
   from temp.claiming as c
  cross join live as e on e.execution_rowid = c.execution_rowid
  cross join execution as asked on asked.execution_rowid = e.execution_rowid
