@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric.core.handles import (
+    HANDLES_REMEMBERED,
     POSTGRES_TAG,
     SQLITE_TAG,
     Handle,
     HandleKind,
+    Signer,
     decode_opaque,
     encode_opaque,
     from_wire,
@@ -192,6 +194,33 @@ def test_changing_anything_breaks_the_signature(field: str, value: object) -> No
     forged = msgspec.structs.replace(sign(OURS, KEY), **changes)
     with pytest.raises(InvalidHandle, match=r"^handle_codec: signature mismatch$"):
         verify(forged, KEY, backend_tag=SQLITE_TAG)
+
+
+@pytest.mark.parametrize("field", ["lease_epoch", "attempt_index", "lease_ttl_ms"])
+def test_a_signer_refuses_a_changed_copy_of_a_handle_it_remembers(field: str) -> None:
+    signer = Signer(KEY, SQLITE_TAG)
+    signed = signer.sign(OURS)
+    signer.verify(signed)
+    changes: dict[str, object] = {field: 99}
+    with pytest.raises(InvalidHandle, match=r"^handle_codec: signature mismatch$"):
+        signer.verify(msgspec.structs.replace(signed, **changes))
+
+
+def test_a_signer_verifies_a_handle_that_comes_back_as_another_object() -> None:
+    signed = Signer(KEY, SQLITE_TAG).sign(OURS)
+    Signer(KEY, SQLITE_TAG).verify(from_wire(to_wire(signed)))
+    with pytest.raises(InvalidHandle, match=r"^handle_codec: signature mismatch$"):
+        Signer(b"x" * 32, SQLITE_TAG).verify(signed)
+
+
+def test_a_signer_verifies_handles_it_has_forgotten() -> None:
+    signer = Signer(KEY, SQLITE_TAG)
+    handles = [
+        signer.sign(msgspec.structs.replace(OURS, lease_epoch=epoch))
+        for epoch in range(HANDLES_REMEMBERED + 1)
+    ]
+    for handle in handles:
+        signer.verify(handle)
 
 
 def test_moving_bytes_between_neighbouring_fields_breaks_the_signature() -> None:

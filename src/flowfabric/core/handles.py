@@ -40,6 +40,8 @@ FOREIGN_SQLITE_TAG: Final = 0x03
 POSTGRES_TAG: Final = 0x12
 SQLITE_TAG: Final = 0x13
 SIGNATURE_BYTES: Final = 16
+HANDLES_REMEMBERED: Final = 2_048
+"""Handles that an engine knows as its own without looking at their signature."""
 
 _TAGS: Final = frozenset(
     {FOREIGN_FIRST_TAG, FOREIGN_POSTGRES_TAG, FOREIGN_SQLITE_TAG, POSTGRES_TAG, SQLITE_TAG}
@@ -114,6 +116,32 @@ def verify(handle: Handle, key: bytes, *, backend_tag: int) -> None:
         raise _failure("malformed field") from None
     if not genuine:
         raise _failure("signature mismatch")
+
+
+class Signer:
+    """Signs and verifies handles with one key, for one backend.
+
+    A handle cannot be changed, so one that comes back as the object it was issued as is genuine:
+    that is how a worker in the same process brings it.
+    """
+
+    def __init__(self, key: bytes, backend_tag: int) -> None:
+        self._key = key
+        self._backend_tag = backend_tag
+        self._issued: dict[int, Handle] = {}
+        """By identity, which no other object has as long as they are kept here."""
+
+    def sign(self, handle: Handle) -> Handle:
+        if len(self._issued) >= HANDLES_REMEMBERED:
+            self._issued.clear()
+        signed = sign(handle, self._key)
+        self._issued[id(signed)] = signed
+        return signed
+
+    def verify(self, handle: Handle) -> None:
+        """Raise unless the handle was issued by this backend, with this key, and is unaltered."""
+        if self._issued.get(id(handle)) is not handle:
+            verify(handle, self._key, backend_tag=self._backend_tag)
 
 
 def encode_opaque(handle: Handle) -> bytes:

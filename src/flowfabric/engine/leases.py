@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
 from flowfabric.core.checks import check_int, check_list, check_offered, optional
-from flowfabric.core.handles import Handle, sign
+from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
@@ -494,7 +494,7 @@ class Leases(shell.Group):
             worker_instance_id=worker_instance_id,
         )
         return Claimed(
-            handle=sign(handle, self.shell.deployment.handle_key),
+            handle=self.shell.signer.sign(handle),
             attempt_type=row.attempt_type,
             lease_expires_at_ms=row.lease_expires_at_ms,
             namespace=row.namespace,

@@ -20,7 +20,7 @@ from flowfabric.core import ids, leases, transitions
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import ScannerFilter, check_scanner_filter
-from flowfabric.core.handles import Handle, HandleKind, from_wire, verify
+from flowfabric.core.handles import Handle, HandleKind, Signer, from_wire
 from flowfabric.core.records import (
     Attempt,
     Execution,
@@ -103,6 +103,7 @@ class Shell(KnowsRoutes):
         self.store = store
         self.config = config
         self.deployment = deployment
+        self.signer = Signer(deployment.handle_key, store.backend_tag)
         self.values = values
         self.stamps = ids.Stamps()
         self.commits = True
@@ -331,7 +332,7 @@ class Shell(KnowsRoutes):
             handle = from_wire(handle)
         if not isinstance(handle, Handle):
             raise InvalidInput("handle", "must be a Handle or its bytes", handle)
-        verify(handle, self.deployment.handle_key, backend_tag=self.store.backend_tag)
+        self.signer.verify(handle)
         return handle
 
     def open_handle(self, handle: Handle | bytes) -> Handle:

@@ -14,7 +14,7 @@ from flowfabric import errors
 from flowfabric.core import bounds, events, ids, policies, records, results, resumption
 from flowfabric.core.checks import check_int
 from flowfabric.core.conditions import Condition
-from flowfabric.core.handles import Handle, HandleKind, sign
+from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.leases import Fence, check_fence_given, compare_fence
 from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.suspension import (
@@ -250,9 +250,7 @@ class Suspensions(shell.Group):
         if answer.already_satisfied:
             return SuspendSatisfied(details=answer.details)
         released = structs.replace(handle, kind=HandleKind.SUSPENDED, signature=b"")
-        return Suspended(
-            details=answer.details, handle=sign(released, self.shell.deployment.handle_key)
-        )
+        return Suspended(details=answer.details, handle=self.shell.signer.sign(released))
 
 
 def _expire(subject: Subject, timing: Timing) -> Decision[resumption.ExpireResult]:
