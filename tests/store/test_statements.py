@@ -66,6 +66,19 @@ def test_a_statement_may_take_the_values_of_a_list_one_by_one(tmp_path: Path) ->
         taking("rows", tmp_path).check({})
 
 
+def test_a_list_with_one_value_throughout_is_a_parameter(tmp_path: Path) -> None:
+    (tmp_path / "rows.sql").write_text("select given('names', k.key), given('sizes', k.key)")
+    (statement,) = named("rows", tmp_path, frozenset({"names"}))
+    assert statement.text == "select :names, given('sizes', k.key)"
+    assert (statement.parameters, statement.lists) == (("names",), frozenset({"sizes"}))
+
+
+def test_a_statement_may_be_for_rows_that_the_one_before_it_wrote(tmp_path: Path) -> None:
+    (tmp_path / "rows.sql").write_text("insert\n-- next, if any\nupdate\n-- next\nselect :x")
+    parts = [(part.text, part.if_any) for part in named("rows", tmp_path)]
+    assert parts == [("insert", False), ("update", True), ("select :x", False)]
+
+
 @pytest.mark.parametrize("given", [{"first": 1}, {"first": 1, "second": 2, "third": 3}, {}])
 def test_missing_and_extra_parameters_are_refused(folder: Path, given: dict[str, int]) -> None:
     with pytest.raises(TypeError, match="sample takes"):

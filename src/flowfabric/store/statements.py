@@ -40,7 +40,8 @@ WITHIN: Final = """   and (cast(:namespace as text) is null
 _WITHIN: Final = re.compile(r"^-- within (\w+)$", re.MULTILINE)
 _WITHOUT: Final = re.compile(r"^-- (\w+) without (\w+)$", re.MULTILINE)
 _SHARED: Final = Path(__file__).parent / "sql"
-_NEXT: Final = re.compile(r"^-- next\s*$", re.MULTILINE)
+_NEXT: Final = re.compile(r"^-- next(, if any)?\s*$", re.MULTILINE)
+_GIVEN: Final = re.compile(r"\bgiven\('(\w+)', [\w.]+\)")
 _LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
 _TOKEN: Final = re.compile(
     r"""
@@ -66,6 +67,8 @@ class Statement(NamedTuple):
     """Whether the rows it returns are locked."""
     lists: frozenset[str] = frozenset()
     """Parameters it takes one value at a time."""
+    if_any: bool = False
+    """Whether it is for the rows that the statement before it wrote, and needless without any."""
 
     def check(self, given: Collection[str]) -> None:
         """Refuse missing and unknown parameters; the store has some of its own."""
@@ -120,12 +123,24 @@ def numbered(name: str, folder: Path) -> Statement:
 
 
 @lru_cache(maxsize=1024)
-def named(name: str, folder: Path) -> tuple[Statement, ...]:
+def named(name: str, folder: Path, same: frozenset[str] = frozenset()) -> tuple[Statement, ...]:
     """The statements of a file, which a line `-- next` separates, as they are written.
 
-    `given('results', 3)` is the fourth value of a list, as it was passed.
+    `-- next, if any` stands before those that are needless unless the last one without these words
+    has written a row.
+
+    `given('results', 3)` is the fourth value of a list, as it was passed. A list in `same` has
+    one value throughout, and is a parameter instead.
     """
-    return tuple(_named(name, text) for text in _NEXT.split(load(name, folder)))
+    text = _GIVEN.sub(
+        lambda found: f":{found[1]}" if found[1] in same else found[0], load(name, folder)
+    )
+    first, *rest = _NEXT.split(text)
+    others = [
+        _named(name, part, if_any=bool(mark))
+        for mark, part in zip(rest[::2], rest[1::2], strict=True)
+    ]
+    return (_named(name, first), *others)
 
 
 @lru_cache(maxsize=1024)
@@ -148,9 +163,9 @@ def ordered(
     ]
 
 
-def _named(name: str, text: str) -> Statement:
+def _named(name: str, text: str, *, if_any: bool = False) -> Statement:
     text = text.strip()
     tokens = list(_TOKEN.finditer(text))
     names = dict.fromkeys(token["name"] for token in tokens if token["name"])
     lists = frozenset(token["list"] for token in tokens if token["list"])
-    return Statement(name, text, tuple(names), locks=True, lists=lists)
+    return Statement(name, text, tuple(names), locks=True, lists=lists, if_any=if_any)

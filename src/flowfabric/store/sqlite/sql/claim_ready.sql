@@ -133,7 +133,7 @@ select c.place, c.execution_rowid, c.again,
   from temp.claiming as c
  cross join live as e on e.execution_rowid = c.execution_rowid
  where c.again;
--- next
+-- next, if any
 -- All but the first attempt under its first lease, which follows from the execution.
 insert into attempt (
     partition_key, execution_id, attempt_index, attempt_id, attempt_type, attempt_state,
@@ -156,7 +156,7 @@ select e.partition_key, e.execution_id, e.total_attempt_count,
  cross join live as e on e.execution_rowid = c.execution_rowid
  where c.again
    and c.kind <> 'resumed';
--- next
+-- next, if any
 update attempt
    set attempt_state = case when c.kind = 'resumed' then 'started'
                             else 'interrupted_reclaimed' end,
