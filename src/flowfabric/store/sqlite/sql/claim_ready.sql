@@ -186,7 +186,7 @@ update attempt
           from temp.claiming as taken
          cross join live as x on x.rowid = taken.execution_rowid
          where taken.kind <> 'fresh');
--- next
+-- next, if any
 -- What kind of claim it is follows from the row as it was; looking it up would cost as much again.
 update live
    set lifecycle_phase = 'active',
@@ -230,7 +230,32 @@ update live
        last_transition_at_ms = case when lifecycle_phase = 'active' then last_transition_at_ms
                                     else :clock end,
        last_mutation_at_ms = :clock
- where execution_rowid in (select execution_rowid from temp.claiming);
+ where execution_rowid in (select execution_rowid from temp.claiming where again);
+-- next
+-- The same for those that nobody has had before: there is nothing to end or to keep.
+update live
+   set lifecycle_phase = 'active',
+       ownership_state = 'leased',
+       eligibility_state = null,
+       blocking_reason = null,
+       blocking_detail = '',
+       attempt_state = null,
+       public_state = 'active',
+       ready = 0,
+       lease_id = uuid_head(:uuids) || printf('%012d', execution_rowid),
+       lease_epoch = 1,
+       worker_id = :worker_id,
+       worker_instance_id = :worker_instance_id,
+       lease_acquired_at_ms = :clock,
+       lease_expires_at_ms = :clock + :lease_ttl_ms,
+       current_attempt_index = 0,
+       total_attempt_count = 1,
+       lease_reclaim_count = 0,
+       worker_deaths = 0,
+       attempt_deadline_ms = :clock + nullif(attempt_timeout_ms, 0),
+       last_transition_at_ms = :clock,
+       last_mutation_at_ms = :clock
+ where execution_rowid in (select execution_rowid from temp.claiming where not again);
 -- next
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
