@@ -9,7 +9,7 @@ hears everything late, and goes on with what it believed before.
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from flowfabric.core.events import LogEnd
@@ -17,8 +17,8 @@ from flowfabric.errors import BackendErrorKind, Transport
 from flowfabric.store.base import (
     Body,
     EventPage,
-    HintListener,
     Parameter,
+    PassingStore,
     ReadBody,
     Row,
     Store,
@@ -50,37 +50,26 @@ class Counter:
     operations: int = 0
 
 
-@dataclass
-class Link:
+class Link(PassingStore):
     """A store as one process reaches it."""
 
-    store: Store
-    chance: random.Random
-    counter: Counter
-    weather: Weather = field(default_factory=Weather)
-    dead: bool = False
-    frozen_until_s: float = 0.0
+    def __init__(self, store: Store, chance: random.Random, counter: Counter) -> None:
+        super().__init__(store)
+        self.chance = chance
+        self.counter = counter
+        self.weather = Weather()
+        self.dead = False
+        self.frozen_until_s = 0.0
 
-    def __post_init__(self) -> None:
-        self.label = self.store.label
-        self.backend_tag = self.store.backend_tag
-        self.writes_beside = self.store.writes_beside
+    # The world opens it and closes it.
 
-    @property
-    def hints_are_live(self) -> bool:
-        return self.store.hints_are_live
-
-    def is_awaited(self, topic: str) -> bool:
-        return self.store.is_awaited(topic)
-
-    async def open(self) -> None:
-        """The world opened it."""
-
-    async def close(self) -> None:
-        """The world closes it."""
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
 
     async def migrate(self) -> Sequence[str]:
         return []
+
+    # What goes over the wire
 
     async def ping(self) -> None:
         await self._carry(self.store.ping)
@@ -88,21 +77,8 @@ class Link:
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         return await self._carry(lambda: self.store.transact(body, lock_wait_ms=lock_wait_ms))
 
-    def transact_apart(self, body: Body[T]) -> T:
-        return self.store.transact_apart(body)
-
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
         return await self._carry(lambda: self.store.try_unlocked(body))
-
-    async def transact_on(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        return await self.store.transact_on(connection, body, lock_wait_ms=lock_wait_ms)
-
-    def transact_on_sync(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        return self.store.transact_on_sync(connection, body, lock_wait_ms=lock_wait_ms)
 
     async def read(self, body: ReadBody[T]) -> T:
         return await self._carry(lambda: self.store.read(body))
@@ -127,9 +103,6 @@ class Link:
     def hint(self, topic: str) -> None:
         if not self.dead:
             self.store.hint(topic)
-
-    def hints(self, topics: Sequence[str]) -> HintListener:
-        return self.store.hints(topics)
 
     # Faults
 

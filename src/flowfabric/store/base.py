@@ -377,6 +377,78 @@ class Store(Protocol):
 # Running a unit of work that never really waits -----------------------------
 
 
+class PassingStore:
+    """A store that passes on what is asked of it, for those that stand before another one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.label = store.label
+        self.backend_tag = store.backend_tag
+        self.writes_beside = store.writes_beside
+
+    @property
+    def hints_are_live(self) -> bool:
+        return self.store.hints_are_live
+
+    async def open(self) -> None:
+        await self.store.open()
+
+    async def close(self) -> None:
+        await self.store.close()
+
+    async def migrate(self) -> Sequence[str]:
+        return await self.store.migrate()
+
+    async def ping(self) -> None:
+        await self.store.ping()
+
+    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
+        return await self.store.transact(body, lock_wait_ms=lock_wait_ms)
+
+    def transact_apart(self, body: Body[T]) -> T:
+        return self.store.transact_apart(body)
+
+    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+        return await self.store.try_unlocked(body)
+
+    async def transact_on(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
+        return await self.store.transact_on(connection, body, lock_wait_ms=lock_wait_ms)
+
+    def transact_on_sync(
+        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+    ) -> T:
+        return self.store.transact_on_sync(connection, body, lock_wait_ms=lock_wait_ms)
+
+    async def read(self, body: ReadBody[T]) -> T:
+        return await self.store.read(body)
+
+    async def execute_alone(
+        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
+    ) -> Sequence[Row]:
+        return await self.store.execute_alone(name, topics, **parameters)
+
+    async def read_events(
+        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
+    ) -> EventPage:
+        return await self.store.read_events(
+            after=after, limit=limit, category=category, wait_s=wait_s
+        )
+
+    async def end_of_events(self) -> LogEnd:
+        return await self.store.end_of_events()
+
+    def hint(self, topic: str) -> None:
+        self.store.hint(topic)
+
+    def hints(self, topics: Sequence[str]) -> HintListener:
+        return self.store.hints(topics)
+
+    def is_awaited(self, topic: str) -> bool:
+        return self.store.is_awaited(topic)
+
+
 def drive(unit: Awaitable[T]) -> T:
     """Run to its end a coroutine that never really waits."""
     steps = unit.__await__()

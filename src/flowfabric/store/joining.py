@@ -10,13 +10,11 @@ from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import TypeVar
 
-from flowfabric.core.events import LogEnd
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import (
     Body,
-    EventPage,
-    HintListener,
     Parameter,
+    PassingStore,
     ReadBody,
     Row,
     Store,
@@ -97,21 +95,19 @@ def _loaded(name: str) -> ModuleType | None:
 T = TypeVar("T")
 
 
-class OnConnection:
+class OnConnection(PassingStore):
     """`sync` for connections that are not async: units then run on the calling thread."""
 
     def __init__(self, store: Store, connection: object, *, sync: bool) -> None:
-        self._store = store
+        super().__init__(store)
         self._connection = connection
         self.sync = sync
-        self.label = store.label
         self.writes_beside = False
-        self.backend_tag = store.backend_tag
 
     async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
         if self.sync:
-            return self._store.transact_on_sync(self._connection, body, lock_wait_ms=lock_wait_ms)
-        return await self._store.transact_on(self._connection, body, lock_wait_ms=lock_wait_ms)
+            return self.transact_on_sync(self._connection, body, lock_wait_ms=lock_wait_ms)
+        return await self.transact_on(self._connection, body, lock_wait_ms=lock_wait_ms)
 
     async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
         return None
@@ -130,52 +126,7 @@ class OnConnection:
 
         return await self.transact(run)
 
-    # The rest has nothing to do with the transaction.
+    # The connection is not ours: it is open as long as the caller keeps it open.
 
-    async def open(self) -> None:
-        """It is open as long as the connection is."""
-
-    async def close(self) -> None:
-        """The connection is not ours."""
-
-    async def migrate(self) -> Sequence[str]:
-        return await self._store.migrate()
-
-    async def ping(self) -> None:
-        await self._store.ping()
-
-    def transact_apart(self, body: Body[T]) -> T:
-        return self._store.transact_apart(body)
-
-    async def transact_on(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        return await self._store.transact_on(connection, body, lock_wait_ms=lock_wait_ms)
-
-    def transact_on_sync(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        return self._store.transact_on_sync(connection, body, lock_wait_ms=lock_wait_ms)
-
-    async def read_events(
-        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
-    ) -> EventPage:
-        return await self._store.read_events(
-            after=after, limit=limit, category=category, wait_s=wait_s
-        )
-
-    async def end_of_events(self) -> LogEnd:
-        return await self._store.end_of_events()
-
-    def hint(self, topic: str) -> None:
-        self._store.hint(topic)
-
-    def hints(self, topics: Sequence[str]) -> HintListener:
-        return self._store.hints(topics)
-
-    def is_awaited(self, topic: str) -> bool:
-        return self._store.is_awaited(topic)
-
-    @property
-    def hints_are_live(self) -> bool:
-        return self._store.hints_are_live
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
