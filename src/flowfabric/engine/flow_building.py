@@ -192,11 +192,11 @@ class FlowBuilding(FlowEndings):
 
         With `expected_graph_revision` the edge is refused if the graph has changed since.
         """
-        asked = self.check_flow_id(flow_id)
-        flow_joins.check_dependency_kind(dependency_kind)
-        wanted = flow_joins.check_edge(
+        asked, wanted = self._check_edge(
+            flow_id,
             edge_id,
-            *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
+            (upstream_execution_id, downstream_execution_id),
+            dependency_kind,
             data_passing_ref,
         )
         check_optional_int("expected_graph_revision", expected_graph_revision, 0, 2**62)
@@ -209,6 +209,19 @@ class FlowBuilding(FlowEndings):
             return await self._stage(tx, flow, wanted)
 
         return await self.store.transact(body)
+
+    def _check_edge(
+        self,
+        flow_id: str,
+        edge_id: str,
+        ends: tuple[str, str],
+        dependency_kind: str,
+        data_passing_ref: str | None,
+    ) -> tuple[FlowId, flow_joins.NewEdge]:
+        asked = self.check_flow_id(flow_id)
+        flow_joins.check_dependency_kind(dependency_kind)
+        pair = self.check_ends(asked, *ends)
+        return asked, flow_joins.check_edge(edge_id, *pair, data_passing_ref)
 
     async def _stage(
         self, tx: Transaction, flow: FlowRecord, wanted: flow_joins.NewEdge
@@ -251,11 +264,11 @@ class FlowBuilding(FlowEndings):
         data_passing_ref: str | None = None,
     ) -> results.ApplyResult:
         """Make a staged edge count. If its upstream has ended already, it resolves at once."""
-        asked = self.check_flow_id(flow_id)
-        flow_joins.check_dependency_kind(dependency_kind)
-        wanted = flow_joins.check_edge(
+        asked, wanted = self._check_edge(
+            flow_id,
             edge_id,
-            *self.check_ends(asked, upstream_execution_id, downstream_execution_id),
+            (upstream_execution_id, downstream_execution_id),
+            dependency_kind,
             data_passing_ref,
         )
         check_optional_int("graph_revision", graph_revision, 0, 2**62)
