@@ -29,7 +29,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.leases import decide_expire_lease, note_expired
 from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
 from flowfabric.core.states import FailureClass, LifecyclePhase, OwnershipState, PublicState
-from flowfabric.core.transitions import NO_CHANGES
+from flowfabric.core.transitions import NO_CHANGES, Timing
 from flowfabric.engine.executions import Completion
 from flowfabric.errors import NotFound
 from tests.conformance.given import NO_GRANT
@@ -236,7 +236,7 @@ class Executions(RuleBasedStateMachine):
         if before is None or live:
             return
         now_ms, held = self.world.now_ms, before.subject.execution.lease_id
-        noticed = decide_expire_lease(before.subject, now_ms).changes
+        noticed = decide_expire_lease(before.subject, Timing(now_ms=now_ms)).changes
         if only_reports:
             noticed = NO_CHANGES
         elif noticed != NO_CHANGES and handle.lease_id == held:

@@ -137,7 +137,7 @@ def parked(**fields: object) -> Subject:
 
 def resumable(**fields: object) -> Subject:
     set_aside = parked(**fields)
-    return applied(set_aside, decide_promote(set_aside, NOW_MS + 50).changes)
+    return applied(set_aside, decide_promote(set_aside, Timing(now_ms=NOW_MS + 50)).changes)
 
 
 def waiting_children(**fields: object) -> Subject:
@@ -175,7 +175,7 @@ def asking(condition: Condition = APPROVED, **options: object) -> SuspendRequest
 
 def expired_lease(**fields: object) -> Subject:
     held = running(**fields)
-    return applied(held, decide_expire_lease(held, LATE.now_ms).changes)
+    return applied(held, decide_expire_lease(held, LATE).changes)
 
 
 def revoked(**fields: object) -> Subject:

@@ -132,17 +132,17 @@ def test_parked_time_does_not_count_against_the_attempt(
 
 
 def test_a_delay_ends_at_its_time_and_keeps_what_the_attempt_is() -> None:
-    early = decide_promote(delayed(), NOW_MS + 49)
+    early = decide_promote(delayed(), Timing(now_ms=NOW_MS + 49))
     assert (early.answer, early.changes) == (AlreadySatisfied(reason="not_yet_due"), NO_CHANGES)
     for life in (delayed, parked, retrying):
         subject = life()
-        decision = decide_promote(subject, NOW_MS + 70)
+        decision = decide_promote(subject, Timing(now_ms=NOW_MS + 70))
         assert decision.answer == Marked(execution_id=ID, public_state=PublicState.WAITING)
         after = applied(subject, decision.changes).execution
         assert after.attempt_state is subject.execution.attempt_state
         assert (after.delay_until_ms, after.ready) == (None, True)
     for life in (waiting, running, waiting_children, *ENDED):
-        assert decide_promote(life(), NOW_MS).answer == AlreadySatisfied(reason="not_delayed")
+        assert decide_promote(life(), TIMING).answer == AlreadySatisfied(reason="not_delayed")
 
 
 def test_an_attempt_times_out_at_its_deadline() -> None:

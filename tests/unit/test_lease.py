@@ -21,7 +21,7 @@ from flowfabric.core.leases import (
 from flowfabric.core.records import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
 from flowfabric.core.states import AttemptLifecycle, AttemptType
-from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject
+from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject, Timing
 from flowfabric.errors import (
     ExecutionNotActive,
     FlowFabricError,
@@ -99,7 +99,7 @@ def test_phase_comes_before_revocation_before_expiry_before_the_fence() -> None:
 def test_an_expired_lease_is_noted_with_the_refusal_once() -> None:
     with pytest.raises(Refusal) as caught:
         check_fence(HELD, None, LATE.now_ms)
-    noted = decide_expire_lease(HELD, LATE.now_ms)
+    noted = decide_expire_lease(HELD, LATE)
     assert caught.value.changes == noted.changes != NO_CHANGES
     with pytest.raises(Refusal) as again:
         check_fence(applied(HELD, noted.changes), None, LATE.now_ms)
@@ -194,7 +194,7 @@ def test_the_epoch_only_grows() -> None:
     subject = structs.replace(subject, execution=patient)
     epochs = [subject.execution.lease_epoch]
     for number in range(2, 6):
-        lost = decide_expire_lease(subject, NOW_MS + 10 * number * TTL_MS)
+        lost = decide_expire_lease(subject, Timing(now_ms=NOW_MS + 10 * number * TTL_MS))
         subject = taken(applied(subject, lost.changes), number, NOW_MS + 10 * number * TTL_MS)
         epochs.append(subject.execution.lease_epoch)
     assert epochs == [1, 2, 3, 4, 5]
@@ -219,7 +219,7 @@ def test_holding_extends_the_lease_as_renewing_does_but_tells_nobody() -> None:
 
 
 def why_not_expired(subject: Subject, now_ms: int) -> str:
-    decision = decide_expire_lease(subject, now_ms)
+    decision = decide_expire_lease(subject, Timing(now_ms=now_ms))
     assert isinstance(decision.answer, AlreadySatisfied)
     assert decision.changes == NO_CHANGES
     return decision.answer.reason
@@ -250,7 +250,7 @@ def test_a_lease_that_ends_in_an_outage_is_no_death(
     ended_ms = subject.execution.lease_expires_at_ms
     assert ended_ms is not None
     now_ms = ended_ms + noticed_after_ms
-    lost = decide_expire_lease(subject, now_ms, waited_ms=waited_ms)
+    lost = decide_expire_lease(subject, Timing(now_ms=now_ms), waited_ms=waited_ms)
     assert applied(subject, lost.changes).execution.worker_deaths == deaths
 
 

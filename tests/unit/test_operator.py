@@ -117,11 +117,11 @@ def test_priorities_change_where_it_matters(life: Life) -> None:
             any_runnable or execution.eligibility_state == "eligible_now"
         )
         if movable:
-            decision = decide_change_priority(subject, 7, any_runnable, NOW_MS)
+            decision = decide_change_priority(subject, 7, any_runnable, TIMING)
             assert applied(subject, decision.changes).execution.priority == 7
         else:
             with pytest.raises(ExecutionNotEligible):
-                decide_change_priority(subject, 7, any_runnable, NOW_MS)
+                decide_change_priority(subject, 7, any_runnable, TIMING)
 
 
 def test_priorities_are_clamped() -> None:

@@ -14,7 +14,7 @@ from flowfabric.core.leases import decide_expire_lease, decide_revoke
 from flowfabric.core.parking import decide_delay, decide_wait_children
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by, is_ready
 from flowfabric.core.states import BlockingReason, EligibilityState, PublicState
-from flowfabric.core.transitions import Subject, change, with_derived
+from flowfabric.core.transitions import Subject, Timing, change, with_derived
 from tests.unit.lives import (
     LIVES,
     NOW_MS,
@@ -127,7 +127,7 @@ def delayed() -> Subject:
 
 
 def promoted(subject: Subject) -> Subject:
-    return applied(subject, decide_promote(subject, NOW_MS + 10_000_000).changes)
+    return applied(subject, decide_promote(subject, Timing(now_ms=NOW_MS + 10_000_000)).changes)
 
 
 def handed_back() -> Subject:
@@ -142,8 +142,8 @@ def waiting_for_children() -> Subject:
 
 def expired() -> Subject:
     subject = held()
-    late_ms = subject.execution.lease_expires_at_ms or 0
-    return applied(subject, decide_expire_lease(subject, late_ms).changes)
+    late = Timing(now_ms=subject.execution.lease_expires_at_ms or 0)
+    return applied(subject, decide_expire_lease(subject, late).changes)
 
 
 def revoked() -> Subject:

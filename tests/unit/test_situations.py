@@ -147,7 +147,7 @@ def parked_for_join(**fields: object) -> Subject:
 
 
 def gated(before: Subject) -> Subject:
-    decision = decide_keep_back(before, BlockingReason.WAITING_FOR_QUOTA, "", NOW_MS)
+    decision = decide_keep_back(before, BlockingReason.WAITING_FOR_QUOTA, "", TIMING)
     return applied(before, decision.changes)
 
 
@@ -311,7 +311,7 @@ def settle(state: GroupState, inputs_bytes: int = 0) -> Act:
 
 
 def promote(subject: Subject, timing: Timing) -> Changes:
-    return decide_promote(subject, MUCH_LATER_MS).changes
+    return decide_promote(subject, Timing(now_ms=MUCH_LATER_MS)).changes
 
 
 def wake(subject: Subject, timing: Timing) -> Changes:
@@ -319,7 +319,7 @@ def wake(subject: Subject, timing: Timing) -> Changes:
 
 
 def expire_lease(subject: Subject, timing: Timing) -> Changes:
-    return decide_expire_lease(subject, timing.now_ms).changes
+    return decide_expire_lease(subject, timing).changes
 
 
 def time_out_attempt(subject: Subject, timing: Timing) -> Changes:
@@ -355,16 +355,16 @@ def accept(subject: Subject, timing: Timing) -> Changes:
 
 def keep_back(subject: Subject, timing: Timing) -> Changes:
     reason = BlockingReason.PAUSED_BY_OPERATOR
-    return decide_keep_back(subject, reason, "wait", timing.now_ms).changes
+    return decide_keep_back(subject, reason, "wait", timing).changes
 
 
 def let_go(subject: Subject, timing: Timing) -> Changes:
-    return decide_let_go(subject, None, timing.now_ms).changes
+    return decide_let_go(subject, None, timing).changes
 
 
 def reprioritise(*, any_runnable: bool) -> Act:
     def act(subject: Subject, timing: Timing) -> Changes:
-        return decide_change_priority(subject, 5, any_runnable, timing.now_ms).changes
+        return decide_change_priority(subject, 5, any_runnable, timing).changes
 
     return act
 

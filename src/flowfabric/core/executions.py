@@ -225,16 +225,16 @@ def decide_progress(
 
 
 def decide_promote(
-    subject: transitions.Subject, now_ms: int
+    subject: transitions.Subject, timing: transitions.Timing
 ) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
     """Make a delayed execution ready once its time has come."""
     execution = subject.execution
     if situation_of(execution) not in RULES[Operation.PROMOTE].leads:
         return transitions.Decision(answer=results.AlreadySatisfied(reason="not_delayed"))
-    if execution.delay_until_ms is not None and execution.delay_until_ms > now_ms:
+    if execution.delay_until_ms is not None and execution.delay_until_ms > timing.now_ms:
         return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
     after = transitions.change(
-        execution, now_ms, **transitions.UNBLOCKED, delay_until_ms=None, awaits_child=False
+        execution, timing.now_ms, **transitions.UNBLOCKED, delay_until_ms=None, awaits_child=False
     )
     answer = results.Marked(execution_id=execution.execution_id, public_state=after.public_state)
     return transitions.Decision(answer=answer, changes=transitions.Changes(updates=(after,)))
@@ -414,7 +414,7 @@ def clamp_priority(priority: object, field: str = "priority") -> int:
 
 
 def decide_change_priority(
-    subject: transitions.Subject, priority: int, any_runnable: bool, now_ms: int
+    subject: transitions.Subject, priority: int, any_runnable: bool, timing: transitions.Timing
 ) -> transitions.Decision[results.Changed]:
     """Move an execution in its queue. By default only one that is waiting for a worker."""
     execution = subject.execution
@@ -425,12 +425,12 @@ def decide_change_priority(
             " for a worker can change its priority"
         )
     new_priority = clamp_priority(priority)
-    after = transitions.change(execution, now_ms, priority=new_priority)
+    after = transitions.change(execution, timing.now_ms, priority=new_priority)
     details: dict[str, int | str] = {
         "old_priority": execution.priority,
         "new_priority": new_priority,
     }
-    event = operator_event(after, "priority_changed", now_ms, _json(details))
+    event = operator_event(after, "priority_changed", timing.now_ms, _json(details))
     return transitions.Decision(
         answer=results.Changed(execution_id=execution.execution_id),
         changes=transitions.Changes(updates=(after,), events=(event,)),

@@ -26,7 +26,7 @@ def check_gate_reason(field: str, reason: object) -> BlockingReason:
 
 
 def decide_keep_back(
-    subject: transitions.Subject, reason: BlockingReason, detail: str, now_ms: int
+    subject: transitions.Subject, reason: BlockingReason, detail: str, timing: transitions.Timing
 ) -> transitions.Decision[Blocked]:
     """Keep a waiting execution from every worker. Whatever else it waits for comes first."""
     execution = subject.execution
@@ -36,7 +36,7 @@ def decide_keep_back(
     waits = situation in (Situation.WAITING, Situation.RESUMABLE)
     if not (waits or (situation is Situation.GATED and _by_admission(execution))):
         raise not_eligible(execution)
-    kept = transitions.change(execution, now_ms, **gated(reason, detail))
+    kept = transitions.change(execution, timing.now_ms, **gated(reason, detail))
     return transitions.Decision(
         answer=Blocked(execution_id=execution.execution_id, reason=reason),
         changes=transitions.Changes(updates=(kept,)),
@@ -44,7 +44,7 @@ def decide_keep_back(
 
 
 def decide_let_go(
-    subject: transitions.Subject, expected: BlockingReason | None, now_ms: int
+    subject: transitions.Subject, expected: BlockingReason | None, timing: transitions.Timing
 ) -> transitions.Decision[Unblocked]:
     """Let an execution go that was kept back, for the reason expected if one is given."""
     execution = subject.execution
@@ -56,7 +56,7 @@ def decide_let_go(
         raise errors.ExecutionNotEligible(
             f"{execution.called} is kept back for {execution.blocking_reason}, not {expected}"
         )
-    free = transitions.change(execution, now_ms, **transitions.UNBLOCKED)
+    free = transitions.change(execution, timing.now_ms, **transitions.UNBLOCKED)
     return transitions.Decision(
         answer=Unblocked(execution_id=execution.execution_id),
         changes=transitions.Changes(updates=(free,)),

@@ -210,18 +210,18 @@ def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution
 
 
 def decide_expire_lease(
-    subject: transitions.Subject, now_ms: int, *, waited_ms: int = 0
+    subject: transitions.Subject, timing: transitions.Timing, *, waited_ms: int = 0
 ) -> transitions.Decision[Marked | AlreadySatisfied]:
     """Take the execution back from a worker that went quiet, if it really did.
 
     `waited_ms` is how long the database kept us waiting until now.
     """
     execution = subject.execution
-    reason = _why_not_expirable(execution, now_ms)
+    reason = _why_not_expirable(execution, timing.now_ms)
     if reason is not None:
         return transitions.Decision(answer=AlreadySatisfied(reason=reason))
-    died = not _ended_in_an_outage(execution, now_ms, waited_ms)
-    changes = note_expired(subject, now_ms, died=died)
+    died = not _ended_in_an_outage(execution, timing.now_ms, waited_ms)
+    changes = note_expired(subject, timing.now_ms, died=died)
     after = changes.updates[0]
     assert isinstance(after, Execution)
     return transitions.Decision(

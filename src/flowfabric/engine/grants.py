@@ -490,7 +490,7 @@ def _keep_back(subject: Subject, timing: Timing) -> Decision[results.Blocked | N
         # It was claimed or granted since it was found.
         return Decision(answer=None)
     why = BlockingReason.WAITING_FOR_CAPABLE_WORKER
-    made = keeping_back.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing.now_ms)
+    made = keeping_back.decide_keep_back(subject, why, NO_CAPABLE_WORKER, timing)
     return Decision(answer=made.answer, changes=made.changes)
 
 

@@ -42,7 +42,7 @@ class KeepingBack(shell.Group):
 
         def decide(subject: Subject, timing: Timing) -> Decision[Blocked]:
             check_lane_meant(subject.execution, asked_lane)
-            return rules.decide_keep_back(subject, why, detail, timing.now_ms)
+            return rules.decide_keep_back(subject, why, detail, timing)
 
         return await self.shell.decide_about(execution_id, decide)
 
@@ -62,7 +62,7 @@ class KeepingBack(shell.Group):
 
         def decide(subject: Subject, timing: Timing) -> Decision[Unblocked]:
             check_lane_meant(subject.execution, asked_lane)
-            return rules.decide_let_go(subject, expected, timing.now_ms)
+            return rules.decide_let_go(subject, expected, timing)
 
         return await self.shell.decide_about(execution_id, decide)
 
@@ -92,4 +92,4 @@ async def let_go_for(shell: Shell, query: ClaimQuery) -> bool:
 
 
 def let_go(subject: Subject, timing: Timing) -> Decision[Unblocked]:
-    return rules.decide_let_go(subject, BlockingReason.WAITING_FOR_CAPABLE_WORKER, timing.now_ms)
+    return rules.decide_let_go(subject, BlockingReason.WAITING_FOR_CAPABLE_WORKER, timing)

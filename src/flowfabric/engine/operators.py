@@ -34,14 +34,6 @@ TIMER_DECISIONS: dict[str, TimerDecision] = {
 }
 
 
-def _expire_lease(subject: Subject, timing: Timing) -> Decision[results.TimerResult]:
-    return leases.decide_expire_lease(subject, timing.now_ms)
-
-
-def _promote(subject: Subject, timing: Timing) -> Decision[results.TimerResult]:
-    return executions.decide_promote(subject, timing.now_ms)
-
-
 def check_phase(phase: object) -> TimerDecision:
     decide = TIMER_DECISIONS.get(str(phase))
     if decide is None:
@@ -157,7 +149,7 @@ class Operators(Leases):
                 raise InvalidInput(
                     "lane_id", f"is not its lane, which is {subject.execution.lane_id}", lane
                 )
-            return executions.decide_change_priority(subject, priority, any_runnable, timing.now_ms)
+            return executions.decide_change_priority(subject, priority, any_runnable, timing)
 
         return await self.shell.decide_about(execution_id, decide)
 
@@ -231,13 +223,13 @@ class Operators(Leases):
     async def mark_lease_expired_if_due(self, execution_id: str) -> results.TimerResult:
         """Note that a lease has expired, if it has."""
         try:
-            return await self.shell.decide_about(execution_id, _expire_lease)
+            return await self.shell.decide_about(execution_id, leases.decide_expire_lease)
         except NotFound:
             return results.AlreadySatisfied(reason="execution_not_found")
 
     async def promote_delayed(self, execution_id: str) -> results.TimerResult:
         """Make a delayed execution ready, if its time has come."""
-        return await self.shell.decide_about(execution_id, _promote)
+        return await self.shell.decide_about(execution_id, executions.decide_promote)
 
     async def expire_execution(self, execution_id: str, phase: str) -> results.TimerResult:
         """Apply an attempt timeout or the execution's deadline, if it has passed."""
@@ -260,7 +252,7 @@ class Operators(Leases):
 
         def expire(subject: Subject, timing: Timing) -> Decision[results.TimerResult]:
             waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
-            return leases.decide_expire_lease(subject, timing.now_ms, waited_ms=waited)
+            return leases.decide_expire_lease(subject, timing, waited_ms=waited)
 
         return await self.shell.sweep("due_leases", expire, limit, only)
 
@@ -268,7 +260,7 @@ class Operators(Leases):
         self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
     ) -> Swept:
         """Make delayed executions ready whose time has come."""
-        return await self.shell.sweep("due_delays", _promote, limit, only)
+        return await self.shell.sweep("due_delays", executions.decide_promote, limit, only)
 
     async def expire_due_attempts(
         self, *, limit: int = bounds.SWEEP_BATCH, only: ScannerFilter = EVERYBODY
