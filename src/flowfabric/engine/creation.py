@@ -42,7 +42,6 @@ from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, shell, topics
 from flowfabric.store.base import Key, Parameter, Transaction, UniqueViolation, drive
 from flowfabric.store.joining import OnConnection
-from flowfabric.store.mapping import answers_of
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
@@ -57,8 +56,8 @@ LOCK_WAIT_MS = 200
 # Requests whose ids and keys are all new, as rows of one statement -----------
 
 
-class MadeRow(Struct, frozen=True, array_like=True):
-    """The row of `create_new`."""
+class MadeRow(Struct, frozen=True):
+    """The row that `create_new` answers with."""
 
     made: bool
     now_ms: int | None
@@ -576,7 +575,7 @@ class Creation(shell.Group):
         if new is None:
             return await self._create(checked, key_wait_ms)
         try:
-            rows = await self.store.execute_alone("create_new", new.topics, **new.parameters)
+            (row,) = await self.store.execute_alone("create_new", new.topics, **new.parameters)
         except (UniqueViolation, errors.LockTimeout):
             # Another transaction has taken a key or an id, or is about to.
             return await self._create(checked, key_wait_ms)
@@ -584,10 +583,10 @@ class Creation(shell.Group):
             if lost.kind is not errors.BackendErrorKind.TRANSPORT or new.parameters["lock_wait_ms"]:
                 raise
             return await self._create_again(checked, lost)
-        (row,) = answers_of(MadeRow, rows)
-        if not row.made or row.now_ms is None:
+        answer = msgspec.convert(row, MadeRow, strict=False)
+        if not answer.made or answer.now_ms is None:
             return await self._create(checked, key_wait_ms)
-        return _all_created(checked, row.now_ms)
+        return _all_created(checked, answer.now_ms)
 
     async def _create(
         self, checked: Sequence[creation.Checked], key_wait_ms: int
