@@ -227,23 +227,6 @@ async def deliver(
         )
 
 
-async def token_for(engine: Engine, named: str, name: str, *, namespace: str) -> SignalToken:
-    """The token of an open waitpoint of an execution, which `named` gives by any of its ids."""
-    check_name(name)
-    execution_id = engine.named_execution_id(named, namespace)
-    await check_execution_in(namespace, engine, execution_id, called=named)
-    found = await _open_waitpoints(engine, execution_id)
-    fitting = [each for each in found if each.waitpoint_key == name]
-    # Waitpoints of the current wait come before those made for later.
-    fitting.sort(key=lambda each: (each.state is not WaitpointState.ACTIVE, each.created_at_ms))
-    for each in fitting:
-        token = await engine.read_waitpoint_token(execution_id, each.waitpoint_id)
-        if token is not None:
-            return SignalToken(each.execution_id, each.waitpoint_id, token)
-    called = await engine.called(execution_id)
-    raise not_awaited(called, name, [each.waitpoint_key for each in found], NO_TOKEN)
-
-
 async def _open_waitpoints(engine: Engine, execution_id: str) -> tuple[WaitpointView, ...]:
     # More than a page is impossible: an execution has fewer waitpoints than that.
     return (await engine.list_pending_waitpoints(execution_id, limit=PAGE_MAX)).waitpoints
@@ -355,8 +338,20 @@ class Signals(AppPart):
 
     async def token(self, execution_id: str, name: str) -> SignalToken:
         """The token of the waitpoint `name` that an execution has open, to hand out."""
-        engine = await self._engine()
-        return await token_for(engine, execution_id, name, namespace=self._namespace())
+        engine, namespace = await self._engine(), self._namespace()
+        check_name(name)
+        found_id = engine.named_execution_id(execution_id, namespace)
+        await check_execution_in(namespace, engine, found_id, called=execution_id)
+        found = await _open_waitpoints(engine, found_id)
+        fitting = [each for each in found if each.waitpoint_key == name]
+        # Waitpoints of the current wait come before those made for later.
+        fitting.sort(key=lambda each: (each.state is not WaitpointState.ACTIVE, each.created_at_ms))
+        for each in fitting:
+            token = await engine.read_waitpoint_token(found_id, each.waitpoint_id)
+            if token is not None:
+                return SignalToken(each.execution_id, each.waitpoint_id, token)
+        called = await engine.called(found_id)
+        raise not_awaited(called, name, [each.waitpoint_key for each in found], NO_TOKEN)
 
     async def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
         """The inbox: what suspended executions wait for, longest first, without tokens.
