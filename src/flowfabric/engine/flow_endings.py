@@ -172,9 +172,8 @@ class FlowEndings(FlowGroup):
             return None
         subject, found = read
         now_ms = await tx.now_ms()
-        ended = shell.decided(
-            lambda: completion_ask((handle, completion)).decide(subject, self.shell.timing(now_ms))
-        )
+        ask = completion_ask((handle, completion))
+        ended = shell.decided(ask.decide, subject, self.shell.timing(now_ms))
         if isinstance(ended.outcome, FlowFabricError) or not ended.changes.inserts:
             return None
         (queued,) = ended.changes.inserts

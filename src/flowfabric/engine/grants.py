@@ -432,7 +432,7 @@ class Grants(shell.Group):
         """Decide about a grant; a new one takes a slot of the limits it is under."""
         subject, place = await self._about(tx, execution_id)
         now_ms = await tx.now_ms()
-        made = shell.decided(lambda: decide(subject, place, self.shell.timing(now_ms)))
+        made = shell.decided(decide, subject, place, self.shell.timing(now_ms))
         if isinstance(made.outcome, Issued) and made.changes is not NO_CHANGES:
             await give_back_starts(tx, [subject])
             await admit(tx, subject.execution)

@@ -185,13 +185,15 @@ class Shell(KnowsRoutes):
         outcomes: list[T | FlowFabricError] = []
         parts: list[transitions.Changes] = []
         for ask in asks:
-            decided = _decide_one(ask, subjects.get(ask.execution_id), self.timing(now_ms))
-            outcomes.append(decided.outcome)
-            if decided.changes is not transitions.NO_CHANGES:
-                parts.append(decided.changes)
-                subjects[ask.execution_id] = transitions.advance(
-                    subjects[ask.execution_id], decided.changes
-                )
+            subject = subjects.get(ask.execution_id)
+            if subject is None:
+                outcomes.append(NotFound("execution", ask.execution_id))
+                continue
+            made = decided(ask.decide, subject, self.timing(now_ms))
+            outcomes.append(made.outcome)
+            if made.changes is not transitions.NO_CHANGES:
+                parts.append(made.changes)
+                subjects[ask.execution_id] = transitions.advance(subject, made.changes)
         changes = transitions.combine(parts)
         await tx.save(changes)
         hint_about(tx, changes, now_ms)
@@ -234,7 +236,7 @@ class Shell(KnowsRoutes):
         async def body(tx: base.Transaction) -> T | FlowFabricError:
             loaded = await lock(tx)
             timing = self.timing(await tx.now_ms())
-            made = decided(lambda: decide(loaded, timing))
+            made = decided(decide, loaded, timing)
             if made.changes is not transitions.NO_CHANGES:
                 await tx.save(made.changes)
                 hint_about(tx, made.changes, timing.now_ms)
@@ -257,7 +259,7 @@ class Shell(KnowsRoutes):
             if found is None:
                 return None
             timing = self.timing(await tx.now_ms())
-            made = decided(lambda: decide(found, timing))
+            made = decided(decide, found, timing)
             if isinstance(made.outcome, FlowFabricError):
                 return None
             hint_about(tx, made.changes, timing.now_ms)
@@ -428,18 +430,12 @@ class Decided(Struct, Generic[T], frozen=True):
     changes: transitions.Changes = transitions.NO_CHANGES
 
 
-def _decide_one(
-    ask: Ask[T], subject: transitions.Subject | None, timing: transitions.Timing
+def decided(
+    decide: Callable[P, transitions.Decision[T]], *args: P.args, **kwargs: P.kwargs
 ) -> Decided[T]:
-    if subject is None:
-        return Decided(NotFound("execution", ask.execution_id))
-    return decided(lambda: ask.decide(subject, timing))
-
-
-def decided(decide: Callable[[], transitions.Decision[T]]) -> Decided[T]:
-    """The outcome of a decision, or its refusal."""
+    """The outcome of a decision about these rows, or its refusal."""
     try:
-        decision = decide()
+        decision = decide(*args, **kwargs)
     except transitions.Refusal as refusal:
         return Decided(refusal.error, refusal.changes)
     except FlowFabricError as error:
