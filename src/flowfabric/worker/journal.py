@@ -305,7 +305,9 @@ class Journal:
         """Nothing new runs once the code does not fit: code that does would not know it."""
         # Others that were let go together with this one have to be looked at first.
         await asyncio.sleep(0)
-        await self._unsuspected.wait()
+        if self._suspected and self._parking is not None:
+            with self._parking.idle():
+                await self._unsuspected.wait()
         mismatch = None if self._parking is None else self._parking.mismatch
         if mismatch is not None:
             await self._until_code_fits(mismatch)

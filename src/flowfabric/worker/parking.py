@@ -8,7 +8,8 @@ each wait looks for itself whether it is over.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -135,6 +136,15 @@ class Parking:
     def working(self) -> "Working":
         """Around whatever must not be cut off."""
         return Working(self)
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Around a wait for other branches: those that go on are busy themselves."""
+        self.end()
+        try:
+            yield
+        finally:
+            self.begin()
 
     def begin(self) -> None:
         self._busy += 1
@@ -370,13 +380,12 @@ class Turns:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         turns.append(turn)
         self._rest.watch()
-        # Not busy meanwhile: nothing new runs if the code turns out not to fit.
-        parking.end()
         try:
-            await turn
+            # Nothing new runs if the code turns out not to fit.
+            with parking.idle():
+                await turn
         finally:
             turns.remove(turn)
-            parking.begin()
             self._rest.watch()
 
     def _at_rest_in_doubt(self) -> bool:
