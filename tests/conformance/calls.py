@@ -59,6 +59,8 @@ async def budgeting(given: Given, running: Claimed) -> dict[str, Arguments]:
     one: Arguments = {"budget_id": "team", "namespace": "n"}
     definition = BudgetDefinition(budget_id="team", namespace="n", hard_limits={"tokens": 1_000})
     await given.engine.create_budget(definition)
+    unused = BudgetDefinition(budget_id="unused", namespace="n", hard_limits={"tokens": 1})
+    await given.engine.create_budget(unused)
     usage = Usage(budget_id="team", amounts={"tokens": 1}, namespace="n", dedup_key="k")
     return {
         "create_budget": {"definition": definition, "if_exists": "keep"},
@@ -101,6 +103,7 @@ async def budgeting(given: Given, running: Claimed) -> dict[str, Arguments]:
             "handle": running.handle,
         },
         "reset_budget": one,
+        "remove_budget": {"budget_id": "unused", "namespace": "n"},
     }
 
 

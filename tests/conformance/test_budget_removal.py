@@ -52,7 +52,7 @@ async def test_a_budget_of_which_attempts_hold_amounts_is_not_removed(
     claimed = await given.running()
     await engine.reserve_budget(claimed.handle, "team", {"tokens": 5}, reservation_id="call")
     async with unchanged(engine):
-        with pytest.raises(Conflict, match="running attempts hold amounts of budget 'team'"):
+        with pytest.raises(Conflict, match="attempts hold amounts of budget 'team'"):
             await engine.remove_budget("team")
     await engine.settle_reservation("team", "call", {"tokens": 5})
     await engine.remove_budget("team")

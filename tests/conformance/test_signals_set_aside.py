@@ -7,6 +7,7 @@ from flowfabric.core.bounds import OPEN_WAITPOINTS_MAX
 from flowfabric.core.conditions import ByName, Count, CountKind, Single
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.signals import SignalAccepted, SignalDuplicate
 from flowfabric.core.suspension import SET_ASIDE
 from flowfabric.engine.waitpoints import SuspensionView
 from flowfabric.errors import InvalidInput, LeaseConflict, NotFound, WaitpointClosed
@@ -61,6 +62,21 @@ async def test_the_other_signals_of_the_wait_count_for_the_next_and_that_one_nev
     assert met is not None
     assert [each.source_identity for each in met.signals] == ["bob", "cyd"]
     assert await kept(engine, execution_id) == []
+
+
+async def test_whoever_corrects_a_payload_may_use_the_same_idempotency_key(
+    engine: Engine, given: Given
+) -> None:
+    claimed = await given.running()
+    await send(engine, claimed.execution_id, source="ada", idempotency_key="link")
+    view = await engine.take_signals(claimed.handle, suspension_id=new_id(), resume_condition=GO)
+    assert view is not None
+    again = await send(engine, claimed.execution_id, source="ada", idempotency_key="link")
+    assert isinstance(again, SignalDuplicate)
+    assert await set_aside(engine, claimed.handle, view)
+    corrected = await send(engine, claimed.execution_id, source="ada", idempotency_key="link")
+    assert isinstance(corrected, SignalAccepted)
+    assert await kept(engine, claimed.execution_id) == [("go", "ada")]
 
 
 async def test_a_repeat_changes_nothing(engine: Engine, given: Given) -> None:

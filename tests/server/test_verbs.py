@@ -387,7 +387,9 @@ async def budgets_all(app: App) -> object:
     await app.budgets.report("small", {"tokens": 3}, key="once")
     used = (await app.budgets.status("small")).usage
     await app.budgets.change("small", hard={"tokens": 20})
-    return used, (await app.budgets.reset("small")).usage
+    usage = (await app.budgets.reset("small")).usage
+    await app.budgets.remove("small")
+    return used, usage
 
 
 async def budgets_exceeded(app: App) -> object:
@@ -405,7 +407,7 @@ async def budgets_on_a_connection(app: App) -> object:
 
 
 WITH_BUDGETS: dict[str, Verb] = {
-    **dict.fromkeys(("create", "report", "status", "change", "reset"), budgets_all),
+    **dict.fromkeys(("create", "report", "status", "change", "reset", "remove"), budgets_all),
     "report, too much": budgets_exceeded,
     "report, on a connection": budgets_on_a_connection,
     "status, unknown": budgets_unknown,

@@ -265,6 +265,8 @@ class MetWait(Struct, frozen=True, kw_only=True):
     waitpoints: Sequence[records.Waitpoint]
     signals: Sequence[records.SignalFacts]
     """Those that met it."""
+    dedups: Sequence[records.SignalDedup]
+    """What their idempotency keys have delivered."""
 
 
 class SetAside(Struct, frozen=True, kw_only=True):
@@ -308,7 +310,10 @@ def decide_set_aside(
         keeps_signals=execution.keeps_signals or len(wait.signals) > len(refused),
     )
     left_out = (structs.replace(each, satisfier=False) for each in refused)
-    return Decision(answer=True, changes=Changes(updates=(after, unmet, *opened, *left_out)))
+    # Who corrects the payload may send it under the same key.
+    freed = tuple(each for each in wait.dedups if each.signal_id in request.signal_ids)
+    changes = Changes(updates=(after, unmet, *opened, *left_out), deletes=freed)
+    return Decision(answer=True, changes=changes)
 
 
 def _closed_by(wait: MetWait, now_ms: int) -> list[records.Waitpoint]:

@@ -178,9 +178,10 @@ class Budgets(Group):
                 rules.BudgetReservation, "reservations_of_budget", budget_id=budget.budget_id
             )
             if held:
+                does = "wait for" if all(each.waits for each in held) else "hold"
                 raise Conflict(
-                    f"running attempts hold amounts of budget {budget.name!r}: remove it when they"
-                    " have ended, or cancel them"
+                    f"attempts {does} amounts of budget {budget.name!r}: remove it when they have"
+                    " ended, or cancel them; without limits, it lets those go on that wait"
                 )
             now_ms = await tx.now_ms()
             opened = await gates.turned(

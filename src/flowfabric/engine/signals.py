@@ -397,8 +397,12 @@ async def _lock_met(
     }
     waitpoints = await tx.select_records(Waitpoint, "list_suspension_waitpoints", **of_it)
     locked = await tx.lock(Waitpoint, [(*at, each.waitpoint_id) for each in waitpoints])
-    signals_of_it = await tx.select_records(SignalFacts, "list_satisfiers", **of_it)
-    return MetWait(suspension=suspension, waitpoints=tuple(locked.values()), signals=signals_of_it)
+    return MetWait(
+        suspension=suspension,
+        waitpoints=tuple(locked.values()),
+        signals=await tx.select_records(SignalFacts, "list_satisfiers", **of_it),
+        dedups=await tx.select_records(SignalDedup, "list_satisfier_dedups", **of_it),
+    )
 
 
 def _not_held(execution: Execution, handle: Handle) -> bool:

@@ -476,14 +476,18 @@ class Line:
     def is_guessed(self) -> bool:
         """Whether its number alone tells it for now, while it may be for an item of another line.
 
-        Those it was started in are known.
+        The same for those that are identified together with it. Those it was started in are known.
         """
         forks, parent = self.started_at, self.parent
         if self.id is not None or forks is None or parent is None or parent.pool is None:
             return False
         here = self.journal.lines_at(self._origin(parent, forks)[1])
-        kept = None if here.has_equal(self.asked) else here.numbered(self.asked)
-        return kept is not None and parent._may_be_exchanged(self.asked, kept)
+        return any(parent._guesses(line.asked, here) for line in (self, *forks.waiting))
+
+    def _guesses(self, asked: Asked, here: Shelf) -> bool:
+        """Whether a branch of this line is found by its number alone, and may be of another."""
+        kept = None if here.has_equal(asked) else here.numbered(asked)
+        return kept is not None and self._may_be_exchanged(asked, kept)
 
     def _exchanged(self, asked: Asked, here: Shelf) -> Kept | None:
         """An equal branch that another line has started for an item which this one has now."""

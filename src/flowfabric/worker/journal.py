@@ -375,8 +375,7 @@ class Journal:
         """
         given_up = is_cancelled(error)
         if given_up and not self.closed:
-            # When, or whether at all, is for a timer to say as a rule.
-            self.is_uncertain()
+            self._moves.give_up()
         if self.closed or not call.key or call.refusal or call.is_stored:
             return
         if given_up:
@@ -429,7 +428,7 @@ class Journal:
                 continue
             self._by_line.setdefault(step.line, []).append(kept_of(step))
             if step.failure == GIVEN_UP:
-                self._moves.certain = False
+                self._moves.give_up()
             else:
                 self._moves.take_in(step)
         self.ends = ends_in(steps)

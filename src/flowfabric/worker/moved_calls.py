@@ -55,6 +55,8 @@ class Moves:
         self._waits = OwnTasks(self._is_own, self._runs_in)
         self.certain = True
         """Nothing but stored outcomes has brought the handler where it is."""
+        self._gives_up = False
+        """In this run or an earlier one, the handler gave up something it waited for."""
         self.by_arrival = False
         """A branch was seen beside others to wait for anything else: what they leave in a list, or
         do when they end, is in another order in every run."""
@@ -178,11 +180,16 @@ class Moves:
 
     def cut_off(self, line: branches.Line) -> None:
         """A line ends because it was cancelled, or has failed."""
-        self.certain = False
+        self.give_up()
         if line.id is None:
             self._unknown.add(line.asked.name)
         else:
             self._cut_off.add(line.id)
+
+    def give_up(self) -> None:
+        """A call, or a branch, is given up; when, or whether at all, a timer may say."""
+        self.certain = False
+        self._gives_up = True
 
     def forgive(self, keys: Collection[str]) -> None:
         self._forgiven.update(keys)
@@ -245,7 +252,7 @@ class Moves:
         What such a line asked for on its own, an earlier run asked for after this one had ended.
         """
         # What works outside of calls may end the waiting first, as a timer does.
-        if self.at_work():
+        if self._gives_up or self.at_work():
             return
         # Nobody has looked for those that have made no calls but in branches with names.
         unknown = {None, *self.in_doubt()}

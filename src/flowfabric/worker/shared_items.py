@@ -118,6 +118,8 @@ class Pools:
         for line in reversed(list(call.line.and_above())):
             if line.is_guessed():
                 await self._until_others_rest(line, call)
+            # At once: the next moment another branch may be between two calls.
+            line.identify()
         if call.line.in_doubt(call) is not None:
             with self._doubting(call) as doubt:
                 await self._until_placed(doubt)
