@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Raw, Struct, inspect, structs
 
 from flowfabric.core.checks import check_depth
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, abbreviated
 
 # Fields of Pydantic models that are not written as they are: secrets --------
 #
@@ -185,15 +185,15 @@ def has_colliding_keys(value: object) -> bool:
     return not _WHOLE.issuperset(map(type, inside)) and any(map(has_colliding_keys, inside))
 
 
-def _where_keys_collide(value: object) -> str:
+def _where_keys_collide(value: object) -> tuple[str, str]:
     """The place of a dictionary with such keys, and the keys."""
     found = _collision(value) if isinstance(value, dict) else ""
-    if found:
-        return found
-    for place, each in _parts_of(value):
-        if has_colliding_keys(each):
-            return place + _where_keys_collide(each)
-    return ""
+    if not found:
+        for place, each in _parts_of(value):
+            if has_colliding_keys(each):
+                within, keys = _where_keys_collide(each)
+                return place + within, keys
+    return "", found
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]]:
@@ -215,9 +215,38 @@ def _collision(value: dict[object, object]) -> str:
     for key in value:
         (text,) = msgspec.to_builtins({key: None}, str_keys=True)
         if text in seen:
-            return f": the keys {seen[text]!r} and {key!r}"
+            return f"the keys {seen[text]!r} and {key!r}"
         seen[text] = key
     return ""
+
+
+# Keys that have no text in JSON: None, true, tuples -------------------------
+#
+# The encoder asks about such a key as about any other value it does not know, without saying that
+# it is one. So where it is, is found out once the value has been refused.
+
+
+def _key_without_text(value: object, seen: set[int]) -> tuple[str, object] | None:
+    """The place of a dictionary with such a key, and the key. A value may contain itself."""
+    if type(value) in _WHOLE or id(value) in seen:
+        return None
+    seen.add(id(value))
+    for key in value if isinstance(value, dict) else ():
+        if not _has_text(key):
+            return "", key
+    for place, each in _parts_of(value):
+        found = _key_without_text(each, seen)
+        if found is not None:
+            return place + found[0], found[1]
+    return None
+
+
+def _has_text(key: object) -> bool:
+    try:
+        msgspec.to_builtins({key: None}, str_keys=True)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 T = TypeVar("T")
@@ -251,18 +280,32 @@ def encode_value(field: str, value: object) -> bytes:
         )
         clash = _where_keys_collide(value) if has_colliding_keys(value) else None
     except Exception as error:
-        raise InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}", value) from error
+        raise _unstorable(field, value, error) from error
     if place is not None:
         raise InvalidInput(
             f"{field}{place}",
             "is NaN or infinite, which JSON cannot hold; use None or text instead",
         )
     if clash is not None:
+        where, keys = clash
         raise InvalidInput(
-            f"{field}{clash}", "are the same text in JSON, which would keep only one of them"
+            f"{field}{where}",
+            f"{keys} are the same text in JSON, which would keep only one of them",
         )
     check_depth(field, data)
     return data
+
+
+def _unstorable(field: str, value: object, error: Exception) -> InvalidInput:
+    try:
+        odd = _key_without_text(value, set()) if isinstance(error, TypeError) else None
+    except RecursionError:
+        odd = None
+    if odd is not None:
+        place, key = odd
+        problem = f"cannot be stored: JSON has no key like {abbreviated(key)}; use text instead"
+        return InvalidInput(f"{field}{place}", problem)
+    return InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}", value)
 
 
 def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":

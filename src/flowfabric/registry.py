@@ -196,12 +196,17 @@ class TaskOptions(TypedDict, total=False):
     """Limits that it shares with other tasks."""
 
 
+NAMING: Final = ("name", "version")
+"""What `@app.task` takes apart from its `TaskOptions`."""
+
+
 def check_settings(settings: TaskOptions) -> TaskSettings:
     known = TaskOptions.__annotations__
     unknown = sorted(settings.keys() - known)
     if unknown:
         raise InvalidInput(
-            unknown[0], f"is not an option of a task; those are {', '.join(sorted(known))}"
+            unknown[0],
+            f"is not an option of a task; those are {', '.join(sorted({*known, *NAMING}))}",
         )
     return TaskSettings(**settings)
 

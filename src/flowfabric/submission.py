@@ -21,7 +21,7 @@ from flowfabric import errors
 from flowfabric.batching import GroupCommit
 from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
-from flowfabric.core.checks import JSON, check_priority
+from flowfabric.core.checks import JSON, check_priority, split_misfit
 from flowfabric.core.creation import Checked, NewExecution, Terms, with_limits
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import ExecutionId
@@ -103,8 +103,8 @@ def check_options(given: Mapping[str, object]) -> Options:
     try:
         return msgspec.convert(dict(given), Options)
     except msgspec.ValidationError as error:
-        problem, _, path = str(error).partition(" - at `$.")
-        raise errors.InvalidInput(path.rstrip("`") or "options", problem) from None
+        problem, place = split_misfit(str(error))
+        raise errors.InvalidInput(place or "options", problem) from None
 
 
 def request_of(

@@ -580,7 +580,7 @@ class Arguments:
 
     def _refusal(self, problem: str) -> InvalidInput:
         """Turn what msgspec says about the object into words about the function's arguments."""
-        problem, _, path = problem.partition(" - at `")
+        problem, where = checks.split_misfit(problem)
         if "missing required field" in problem:
             missing = problem.partition("`")[2].rstrip("`")
             return InvalidInput(f"argument {missing} of {self._name}", "is missing")
@@ -590,9 +590,8 @@ class Arguments:
             return InvalidInput(
                 f"argument {unknown} of {self._name}", f"is unknown; it takes {takes}"
             )
-        where = path.rstrip("`").removeprefix("$").removeprefix(".")
         field_name = f"argument {where} of {self._name}" if where else f"payload of {self._name}"
-        return InvalidInput(field_name, problem[:1].lower() + problem[1:])
+        return InvalidInput(field_name, checks.uncapitalized(problem))
 
 
 def _source_in(value: object, depth: int = SOURCE_DEPTH_MAX) -> Source | None:

@@ -118,7 +118,11 @@ async def test_creating_again_may_be_refused_where_terms_differ(engine: Engine) 
     await engine.create_budget(TEAM)
 
     assert (await engine.create_budget(TEAM, if_exists="error")).change == "already_satisfied"
-    with pytest.raises(BudgetExists, match="budget team exists already, under other terms"):
+    refusal = (
+        "budget team exists already, under other terms; change them with app.budgets.change or"
+        " flowfabric budgets set team"
+    )
+    with pytest.raises(BudgetExists, match=refusal):
         await engine.create_budget(structs.replace(TEAM, on_hard_limit="fail"), if_exists="error")
     with pytest.raises(InvalidInput, match="if_exists"):
         await engine.create_budget(TEAM, if_exists="explode")

@@ -229,9 +229,23 @@ def test_a_model_that_is_no_object_is_refused_in_one_sentence() -> None:
         untyped([3])
 
 
+def test_a_key_that_does_not_fit_is_refused_by_the_argument_it_is_in() -> None:
+    @App().task
+    async def price(ctx: Context, sizes: dict[int, str]) -> None: ...
+
+    untyped: Callable[..., object] = price
+    refusal = "argument sizes of price: has a key that does not fit: expected `int`, got `str`"
+    with refused(refusal):
+        untyped({"x": "a"})
+
+
 def test_an_unknown_option_of_a_task_is_refused_with_those_there_are() -> None:
     options: dict[str, object] = {"retries": 3}
-    with refused("retries: is not an option of a task; those are budget, capabilities, "):
+    every = (
+        "budget, capabilities, concurrency, executor, keep, keep_failed, key, lane, limits,"
+        " max_worker_deaths, name, priority, rate_limit, retry, timeout, version, while_suspended"
+    )
+    with refused(f"retries: is not an option of a task; those are {every}"):
         # As a program without a type checker would write it.
         getattr(App("sqlite:///shop.db"), "task")(**options)  # noqa: B009
 

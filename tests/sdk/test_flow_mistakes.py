@@ -278,6 +278,28 @@ async def test_a_skipped_node_says_for_whom(local: LocalApp) -> None:
     assert await run.wait(1) is FlowState.FAILED
 
 
+async def test_a_skipped_node_names_the_other_as_the_graph_does(local: LocalApp) -> None:
+    flow = local.flow("f")
+    flow.add(fetch, "a")
+    second = flow.add(fetch, "missing")
+    skipped = flow.add(length, second)
+    run = await flow.start()
+    await local.drain()
+    with pytest.raises(ExecutionSkipped, match=r"skipped, because fetch-2 \("):
+        await run.result(skipped, 1)
+    assert "fetch-2" in [node.name for node in (await run.view()).nodes]
+
+
+async def test_a_flow_with_an_id_of_ones_own_is_refused_by_that_id(local: LocalApp) -> None:
+    for url in ("a", "b"):
+        flow = local.flow("f", flow_id="nightly")
+        flow.add(fetch, url)
+        if url == "a":
+            await flow.start()
+    with pytest.raises(IdempotencyConflict, match="flow nightly was started with other nodes"):
+        await flow.start()
+
+
 async def test_large_results_pass_and_too_large_ones_say_what_to_do(local: LocalApp) -> None:
     flow = local.flow("f")
     passed = flow.add(length, flow.add(large, 200_000))
@@ -291,7 +313,7 @@ async def test_large_results_pass_and_too_large_ones_say_what_to_do(local: Local
     for node, message in (
         (together, "inputs_too_large: .* have them keep it elsewhere and return where"),
         (alone, "the result of large is 5000002 bytes, .* keep it elsewhere and return where"),
-        (after, "skipped, because large .* failed: the result of large is 5000002 bytes"),
+        (after, "skipped, because large-5 .* failed: the result of large is 5000002 bytes"),
     ):
         with pytest.raises(FlowFabricError, match=message):
             await run.result(node, 1)

@@ -2,12 +2,13 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis.strategies import integers, lists, recursive, text
 
 from flowfabric.core.bounds import PAYLOAD_DEPTH_MAX
-from flowfabric.core.checks import check_depth
+from flowfabric.core.checks import check_depth, split_misfit
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import encode_value
 
@@ -68,3 +69,34 @@ def test_the_depth_is_that_of_the_document(value: object) -> None:
     if count >= 0:
         with pytest.raises(InvalidInput):
             check_depth("payload", json.dumps([wrapped]).encode())
+
+
+class Box(msgspec.Struct):
+    sizes: dict[int, int] = {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "split"),
+    [
+        (int, b'"x"', ("Expected `int`, got `str`", "")),
+        (Box, b'{"sizes":3}', ("Expected `object`, got `int`", "sizes")),
+        (Box, b'{"sizes":{"1":"x"}}', ("Expected `int`, got `str`", "sizes[...]")),
+        (
+            Box,
+            b'{"sizes":{"x":1}}',
+            ("has a key that does not fit: expected `int`, got `str`", "sizes"),
+        ),
+        (
+            dict[int, int],
+            b'{"x":1}',
+            ("has a key that does not fit: expected `int`, got `str`", ""),
+        ),
+        (list[int], b'["x"]', ("Expected `int`, got `str`", "[0]")),
+    ],
+)
+def test_what_does_not_fit_a_type_is_split_into_problem_and_place(
+    kind: type, document: bytes, split: tuple[str, str]
+) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.json.decode(document, type=kind)
+    assert split_misfit(str(caught.value)) == split

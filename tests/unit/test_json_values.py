@@ -71,23 +71,58 @@ class Prices:
 
 
 @pytest.mark.parametrize(
-    ("value", "field"),
+    ("value", "field", "keys"),
     [
-        ({"1": "a", 1: "b"}, "payload: the keys '1' and 1"),
-        ([{"a": {1: 1, "1": 2}}], "payload[0]['a']: the keys 1 and '1'"),
-        ((Prices({2: 1, "2": 2}),), "payload[0].by_size: the keys 2 and '2'"),
-        ({1.5: 1, "1.5": 2}, "payload: the keys 1.5 and '1.5'"),
+        ({"1": "a", 1: "b"}, "payload", "'1' and 1"),
+        ([{"a": {1: 1, "1": 2}}], "payload[0]['a']", "1 and '1'"),
+        ((Prices({2: 1, "2": 2}),), "payload[0].by_size", "2 and '2'"),
+        ({1.5: 1, "1.5": 2}, "payload", "1.5 and '1.5'"),
         (
             {"2026-11-18": 1, date(2026, 11, 18): 2},
-            "payload: the keys '2026-11-18' and datetime.date(2026, 11, 18)",
+            "payload",
+            "'2026-11-18' and datetime.date(2026, 11, 18)",
         ),
     ],
 )
-def test_keys_that_are_the_same_text_in_json_are_refused_by_name(value: object, field: str) -> None:
+def test_keys_that_are_the_same_text_in_json_are_refused_by_name(
+    value: object, field: str, keys: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         encode_value("payload", value)
-    assert caught.value.field == field
-    assert caught.value.problem == "are the same text in JSON, which would keep only one of them"
+    assert str(caught.value) == (
+        f"{field}: the keys {keys} are the same text in JSON, which would keep only one of them"
+    )
+
+
+class Thing:
+    def __repr__(self) -> str:
+        return "<thing>"
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "key"),
+    [
+        ({None: 1}, "payload", "None"),
+        ({True: 1}, "payload", "True"),
+        ({"a": [{(1, 2): 3}]}, "payload['a'][0]", "(1, 2)"),
+        (Prices({Thing(): 1}), "payload.by_size", "<thing>"),
+    ],
+)
+def test_a_key_that_has_no_text_in_json_is_refused_by_name(
+    value: object, field: str, key: str
+) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        encode_value("payload", value)
+    assert str(caught.value) == (
+        f"{field}: cannot be stored: JSON has no key like {key}; use text instead"
+    )
+
+
+def test_a_value_without_a_form_in_json_that_contains_itself_is_refused() -> None:
+    endless: list[object] = [object()]
+    endless.append(endless)
+    with pytest.raises(InvalidInput, match="payload: cannot be stored"):
+        encode_value("payload", endless)
 
 
 @pytest.mark.parametrize("value", [{1: 2, 2: 3}, {"a": 1, 1: 2}, {1: {"1": 2}, 2: [{"1": 3}]}])

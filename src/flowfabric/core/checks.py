@@ -376,3 +376,24 @@ def _check(tokens: object, *, side: str, forbidden: re.Pattern[str]) -> tuple[st
     if len(",".join(in_order).encode()) > CSV_MAX_BYTES:
         raise InvalidCapabilities(f"{side}:too_many_bytes")
     return in_order
+
+
+# What msgspec says of JSON that does not fit a type --------------------------
+
+_MISFIT: Final = re.compile(r"(.*) - at (`key` in )?`\$\.?([^`]*)`", re.DOTALL)
+
+
+def split_misfit(message: str) -> tuple[str, str]:
+    """Split ``Expected `int`, got `str` - at `$.a.b` `` into the problem and `a.b`.
+
+    The place is empty if it is the whole document. Of a key, the place is that of its object.
+    """
+    found = _MISFIT.fullmatch(message)
+    if found is None:
+        return message, ""
+    problem, key, place = found.groups()
+    return f"has a key that does not fit: {uncapitalized(problem)}" if key else problem, place
+
+
+def uncapitalized(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]

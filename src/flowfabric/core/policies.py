@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from flowfabric.core.bounds import TIME_MS_MAX, WORKER_DEATHS_MAX
-from flowfabric.core.checks import TOKENS_MAX, check_required
+from flowfabric.core.checks import TOKENS_MAX, check_required, split_misfit, uncapitalized
 from flowfabric.core.ids import parse_uuid
 from flowfabric.core.records import TimeoutBehavior
 from flowfabric.core.states import FailureClass
@@ -250,11 +250,8 @@ def _check_budget_ids(budget_ids: tuple[str, ...]) -> None:
 
 def _explain(error: msgspec.ValidationError) -> str:
     """Turn ``Expected `int` >= 0 - at `$.a.b` `` into ``a.b: expected `int` >= 0``."""
-    problem, _, path = str(error).rpartition(" - at `")
-    if not problem:
-        problem, path = str(error), ""
-    field = path.removesuffix("`").removeprefix("$").removeprefix(".") or "policy"
-    return f"{field}: {problem[:1].lower()}{problem[1:EXPLAINED_MAX_CHARS]}"
+    problem, place = split_misfit(str(error))
+    return f"{place or 'policy'}: {uncapitalized(problem)[:EXPLAINED_MAX_CHARS]}"
 
 
 @cache

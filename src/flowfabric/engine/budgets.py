@@ -133,7 +133,10 @@ class Budgets(Group):
             elif existing.declared:
                 differs = terms.differs(existing, wanted)
                 if differs and if_exists == "error":
-                    raise BudgetExists(f"budget {existing.name} exists already, under other terms")
+                    raise BudgetExists(
+                        f"budget {existing.name} exists already, under other terms; change them"
+                        f" with app.budgets.change or flowfabric budgets set {existing.name}"
+                    )
                 return BudgetCreated(budget=existing, change="already_satisfied", differs=differs)
             else:
                 account = rules.opened(terms.defined(existing, wanted))

@@ -309,7 +309,7 @@ class Flow:
             known = await engine.get_flow_tag(self.flow_id, PLAN_TAG)
             if known is not None and known != plan:
                 raise IdempotencyConflict(
-                    f"flow {self.flow_id} was started with other nodes or arguments; build it as it"
+                    f"flow {self._called} was started with other nodes or arguments; build it as it"
                     " was, or give it another flow_id"
                 )
             if known is None:

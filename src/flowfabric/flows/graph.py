@@ -87,12 +87,18 @@ async def why_skipped(engine: Engine, flow_id: str, execution_id: ExecutionId) -
         execution_id = (ran or bad)[0].upstream_execution_id
         if ran:
             found = await engine.describe_execution(execution_id)
-            return "" if found is None else _blamed(found)
+            return "" if found is None else _blamed(found, await _name_of(engine, flow_id, found))
     return ""
 
 
-def _blamed(culprit: ExecutionSnapshot) -> str:
-    name = culprit.tags.get(NAME_TAG, culprit.execution_kind)
+async def _name_of(engine: Engine, flow_id: str, member: ExecutionSnapshot) -> str:
+    """What the graph calls a member. Names that were not given depend on all members."""
+    if NAME_TAG in member.tags:
+        return member.tags[NAME_TAG]
+    return _names(await _members(engine, flow_id)).get(member.execution_id, member.execution_kind)
+
+
+def _blamed(culprit: ExecutionSnapshot, name: str) -> str:
     why = culprit.failure_reason or culprit.cancellation_reason
     ended = f"{name} ({culprit.execution_id}) {culprit.public_state}"
     return f"skipped, because {ended}{f': {why}' if why else ''}"

@@ -13,6 +13,7 @@ from litestar.params import FromPath, QueryParameter
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import structs
 
+from flowfabric.core.checks import split_misfit
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import FlowFabricError
 from flowfabric.operations import (
@@ -107,8 +108,7 @@ def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]
         return operation.decode_arguments(body)
     except msgspec.ValidationError as error:
         _check_readable(body)
-        text, _, path = str(error).partition(" - at `$")
-        raise Refused(422, misshapen(text, path.rstrip("`").removeprefix("."))) from None
+        raise Refused(422, misshapen(*split_misfit(str(error)))) from None
     except (msgspec.DecodeError, *UNREADABLE):
         _check_readable(body)
         raise

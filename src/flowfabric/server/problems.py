@@ -18,7 +18,7 @@ from litestar.exceptions import HTTPException, SerializationException
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core.checks import visible
+from flowfabric.core.checks import split_misfit, visible
 from flowfabric.core.states import PublicState
 from flowfabric.errors import FlowFabricError
 from flowfabric.outages import level_of
@@ -253,8 +253,8 @@ def _unreadable(error: BaseException) -> Response[Problem]:
         if not isinstance(error.__cause__, msgspec.ValidationError):
             return respond(400, Problem(error=f"invalid JSON: {error}", code="invalid_json"))
         error = error.__cause__
-    text, _, path = str(error).partition(" - at `")
-    place, _, within = path.rstrip("`").removeprefix("$").removeprefix(".").partition(".")
+    text, path = split_misfit(str(error))
+    place, _, within = path.partition(".")
     if place in ("", "data"):
         return respond(422, misshapen(text, within))
     name = place.partition("[")[0]
