@@ -70,6 +70,35 @@ async def test_what_no_worker_has_the_capabilities_for_says_so(engine: Engine, u
     assert "no worker" not in lines["send"]
 
 
+async def test_doctor_warns_of_what_no_worker_serves(engine: Engine, url: str) -> None:
+    policy = ExecutionPolicy(
+        routing_requirements=RoutingRequirements(required_capabilities=("cuda",))
+    )
+    render = NewExecution(execution_kind="render", lane_id="gpu", policy=policy)
+    for request in (render, render, NewExecution(execution_kind="send")):
+        await engine.create_execution(request)
+    alone = run("doctor", url=url, FLOWFABRIC_APP="shop:app").out
+    assert "Start one: flowfabric worker shop:app\n" in alone
+    assert "waiting" not in alone
+
+    async def register(lanes: list[str], capabilities: list[str]) -> None:
+        await engine.register_worker(
+            lanes,
+            worker_id="w",
+            worker_instance_id="w-1",
+            capabilities=capabilities,
+            liveness_ttl_ms=60_000,
+        )
+
+    await register(["default"], [])
+    ran = run("doctor", url=url, FLOWFABRIC_APP="shop:app")
+    assert ran.status == 0
+    assert "! waiting     2 runs wait for a worker: render in lane gpu\n" in ran.out
+    assert "flowfabric worker shop:app --lane gpu --capability cuda" in " ".join(ran.out.split())
+    await register(["default", "gpu"], ["cuda"])
+    assert "✓ waiting     no run was seen that no worker serves\n" in run("doctor", url=url).out
+
+
 async def test_the_first_look_for_what_was_left_behind_is_not_overdue(
     engine: Engine, url: str
 ) -> None:

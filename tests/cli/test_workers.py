@@ -46,6 +46,24 @@ async def test_a_list_shows_what_workers_serve_and_have_in_hand(engine: Engine, 
     assert [each["worker_instance_id"] for each in only] == ["w-1"]
 
 
+async def test_workers_that_stop_with_runs_in_hand_are_named(engine: Engine, url: str) -> None:
+    none = run("workers", "list", url=url, FLOWFABRIC_APP="shop:app").err
+    assert none == "No worker is there: flowfabric worker shop:app\n"
+    assert run("workers", "list", url=url).err.endswith(": flowfabric worker module:app\n")
+
+    await engine.create_execution(NewExecution(execution_kind="send"))
+    await engine.claim(worker_id="pool", worker_instance_id="w-1")
+    left = "Stopping or gone quiet, with runs in hand: w-1 (1)."
+    told = run("workers", "list", url=url).err
+    assert " ".join(told.split()) == (
+        f"No worker takes up new runs. {left} Start one: flowfabric worker module:app"
+    )
+    await register(engine, "w-2")
+    assert " ".join(run("workers", "list", url=url).err.split()) == left
+    await register(engine, "w-1")
+    assert run("workers", "list", url=url).err == ""
+
+
 PROGRAM = """
 from flowfabric import App
 

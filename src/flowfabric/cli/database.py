@@ -3,24 +3,29 @@
 import asyncio
 import platform
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 from rich.text import Text
 
 from flowfabric.cli import options, screen
+from flowfabric.cli.executions import waiting_unserved
 from flowfabric.cli.lanes import every_lane
 from flowfabric.cli.options import Target, check_file, target_options
 from flowfabric.cli.workers import every_worker
 from flowfabric.connection import connect, migrate
-from flowfabric.core.diagnosis import Complaint, Wrong
+from flowfabric.core.diagnosis import WORKER_COMMAND, Cause, Complaint, Wrong
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState
+from flowfabric.core.workers import Need
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import AccessDenied, FlowFabricError, SchemaTooOld
+from flowfabric.errors import AccessDenied, FlowFabricError, NotFound, SchemaTooOld
 from flowfabric.outages import statements_within
 from flowfabric.store.urls import redact
 from flowfabric.version import __version__
@@ -39,6 +44,8 @@ AUDIT_S: Final = 20.0
 PAGE_PATIENCE_S: Final = 30.0
 """How long one page of it may take: it reads all rows of several partitions."""
 COMPLAINTS_SHOWN: Final = 5
+UNSERVED_S: Final = 10.0
+"""How long to look for runs that no worker serves."""
 
 
 @click.command("migrate")
@@ -143,7 +150,8 @@ async def _findings(target: Target) -> AsyncIterator[Finding]:
         yield Finding("database", Verdict.FINE, f"{url} answers, and its schema is up to date")
         for check, look in _LOOKS.items():
             for finding in await _looked(check, look(engine)):
-                yield finding
+                advice = target.naming_program(finding.advice)
+                yield structs.replace(finding, advice=advice)
 
 
 async def _looked(check: str, looking: Awaitable[Sequence[Finding]]) -> Sequence[Finding]:
@@ -194,8 +202,30 @@ async def _workers(engine: Engine) -> Sequence[Finding]:
     if count:
         says = f"{count} {'is' if count == 1 else 'are'} there"
         return [Finding("workers", Verdict.FINE, says)]
-    advice = "Start one: flowfabric worker module:app"
+    advice = f"Start one: {WORKER_COMMAND}"
     return [Finding("workers", Verdict.WARNING, "none is there", advice)]
+
+
+async def _unserved(engine: Engine) -> Sequence[Finding]:
+    """What waits for a lane, a task or capabilities that none of the workers serves."""
+    present = await every_worker(engine)
+    if not present:
+        # The check of workers has said so.
+        return []
+    counts: Counter[Need] = Counter()
+    examples: dict[Need, ExecutionId] = {}
+    async for need, execution_id in waiting_unserved(engine, present, UNSERVED_S):
+        counts[need] += 1
+        examples[need] = execution_id
+    findings = []
+    for need, count in counts.most_common(COMPLAINTS_SHOWN):
+        with suppress(NotFound):
+            explanation = await engine.explain_execution(examples[need])
+            if explanation.cause is Cause.NO_WORKER:
+                runs = "1 run waits" if count == 1 else f"{count} runs wait"
+                says = f"{runs} for a worker: {need.execution_kind} in lane {need.lane_id}"
+                findings.append(Finding("waiting", Verdict.WARNING, says, explanation.sentence))
+    return findings or [Finding("waiting", Verdict.FINE, "no run was seen that no worker serves")]
 
 
 async def _overdue(engine: Engine) -> Sequence[Finding]:
@@ -263,6 +293,7 @@ _LOOKS: Final[Mapping[str, Callable[[Engine], Awaitable[Sequence[Finding]]]]] = 
     "clock": _clock,
     "wake-ups": _hints,
     "workers": _workers,
+    "waiting": _unserved,
     "timers": _overdue,
     "lanes": _lanes,
     "audit": _audit,

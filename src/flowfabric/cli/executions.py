@@ -1,7 +1,8 @@
 """`ls`, `show`, `why`: looking at executions."""
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -18,8 +19,10 @@ from flowfabric.core.policies import span
 from flowfabric.core.records import Attempt
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionDetails, ExecutionSnapshot, StepView
-from flowfabric.core.workers import WorkerEntry, need_of, other_versions, serves
+from flowfabric.core.workers import Need, WorkerEntry, need_of, other_versions, serves
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.paging import pages
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import NotFound
 from flowfabric.terminal import Indented
 
@@ -191,15 +194,42 @@ async def _unserved(
     """What waits for a worker that does not exist."""
     due = [each for each in found if wants_worker(each, now_ms)]
     present = await every_worker(engine) if due else []
-    required: dict[ExecutionId, tuple[str, ...]] = {}
-    for start in range(0, len(due) if present else 0, PAGE_MAX):
-        page = [each.execution_id for each in due[start : start + PAGE_MAX]]
-        required |= await engine.required_capabilities(page)
+    required = await _required(engine, due) if present else {}
     said = {
         each.execution_id: unserved(each, required.get(each.execution_id, ()), present, now_ms)
         for each in due
     }
     return {execution_id: text for execution_id, text in said.items() if text is not None}
+
+
+async def _required(
+    engine: Engine, found: Sequence[ExecutionSnapshot]
+) -> dict[ExecutionId, tuple[str, ...]]:
+    """The capabilities that executions need."""
+    required: dict[ExecutionId, tuple[str, ...]] = {}
+    for start in range(0, len(found), PAGE_MAX):
+        page = [each.execution_id for each in found[start : start + PAGE_MAX]]
+        required |= await engine.required_capabilities(page)
+    return required
+
+
+async def waiting_unserved(
+    engine: Engine, present: Sequence[WorkerEntry], within_s: float
+) -> AsyncIterator[tuple[Need, ExecutionId]]:
+    """Executions that none of the workers would run, and what they need; newest first."""
+    deadline = time.monotonic() + within_s
+    waiting = ExecutionFilter(states=(PublicState.WAITING, PublicState.DELAYED))
+    now_ms = await engine.server_time_ms()
+    found = pages(lambda at: engine.find_executions(waiting, cursor=at, limit=PAGE_MAX))
+    async for page in found:
+        due = [each for each in page.executions if wants_worker(each, now_ms)]
+        required = await _required(engine, due)
+        for each in due:
+            need = need_of(each, required.get(each.execution_id, ()))
+            if not any(serves(worker, need) for worker in present):
+                yield need, each.execution_id
+        if time.monotonic() > deadline:
+            return
 
 
 def _print_list(found: list[ExecutionSnapshot], said: Mapping[str, str], now_ms: int) -> None:

@@ -24,6 +24,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.app import DEFAULT_NAMESPACE, App
 from flowfabric.connection import TOKEN_VARIABLE, connect
+from flowfabric.core.diagnosis import PROGRAM, WORKER_COMMAND
 from flowfabric.core.ids import ExecutionId, parse_namespace
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -80,6 +81,12 @@ class Target(Struct, frozen=True, kw_only=True):
     def own_namespace(self) -> str:
         """The one namespace of something that each namespace may have under the same name."""
         return self.scope() or DEFAULT_NAMESPACE
+
+    def naming_program(self, advice: str) -> str:
+        """Advice to start a worker, with the program by its name if that is known."""
+        program = self.app or os.environ.get(APP_VARIABLE)
+        command = WORKER_COMMAND.replace(PROGRAM, quote(program or PROGRAM))
+        return advice.replace(WORKER_COMMAND, command)
 
     async def find(self, engine: Engine, text: str) -> ExecutionId:
         """The execution that an id, or a part of one, means within the scope."""

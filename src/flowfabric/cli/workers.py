@@ -1,17 +1,22 @@
 """`workers`: list them, see what happened to them, declare one dead."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import click
 from msgspec import structs
+from rich.text import Text
 
 from flowfabric.app import App
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right, whole
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.diagnosis import WORKER_COMMAND
+from flowfabric.core.states import PublicState
 from flowfabric.core.workers import WorkerDead, WorkerEntry, WorkerEvent
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import NotFound
 from flowfabric.task import Task
 
@@ -59,12 +64,33 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
         )
         for worker in found
     ]
-    nothing = "No worker is there: flowfabric worker module:app"
+    absent = {} if target.json else await _absent_holders(engine, target, found)
+    at_work = "" if not absent else f"No worker takes up new runs. {_at_work(absent)} Start one: "
+    nothing = target.naming_program((at_work or "No worker is there: ") + WORKER_COMMAND)
     documents = [
         structs.asdict(worker) | ({} if program is None else {"lacks": _lacks(worker, program)})
         for worker in found
     ]
     screen.show(documents, columns, rows, as_json=target.json, nothing=nothing)
+    if found and absent:
+        screen.err().print(Text(_at_work(absent), style="dim"))
+
+
+async def _absent_holders(
+    engine: Engine, target: options.Target, present: Sequence[WorkerEntry]
+) -> Counter[str]:
+    """How many runs workers have that are not present: a worker that drains has withdrawn."""
+    active = ExecutionFilter(states=(PublicState.ACTIVE,), namespace=target.scope())
+    page = await engine.find_executions(active, limit=PAGE_MAX)
+    leases = [each.current_lease for each in page.executions if each.current_lease is not None]
+    known = {worker.worker_instance_id for worker in present}
+    holders = (lease.worker_instance_id for lease in leases)
+    return Counter(each for each in holders if each not in known)
+
+
+def _at_work(absent: Mapping[str, int]) -> str:
+    each = ", ".join(f"{name} ({count})" for name, count in sorted(absent.items()))
+    return f"Stopping or gone quiet, with runs in hand: {each}."
 
 
 def _tasks(worker: WorkerEntry, lacks: Mapping[str, Sequence[str]]) -> str:

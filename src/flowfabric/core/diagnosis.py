@@ -171,7 +171,9 @@ class Surroundings(Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_LANE: Final = "default"
-WORKER_COMMAND: Final = "flowfabric worker module:app"
+PROGRAM: Final = "module:app"
+"""Stands for the program of a worker, whose name the database does not know."""
+WORKER_COMMAND: Final = f"flowfabric worker {PROGRAM}"
 NEED_SOMEBODY: Final = frozenset({Cause.NO_WORKER, Cause.LANE_CLOSED, Cause.CODE_CHANGED})
 
 
