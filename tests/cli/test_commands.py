@@ -302,6 +302,25 @@ async def test_bulk_cancel_wants_to_be_sure(engine: Engine, url: str) -> None:
     assert run("cancel", "--state", "failed", "--yes", url=url).status == 2
 
 
+async def test_of_several_ids_those_that_exist_are_cancelled(engine: Engine, url: str) -> None:
+    known = await create(engine)
+    ran = run("cancel", "zzzz", known, "yyyy", url=url)
+    assert (ran.status, ran.out) == (1, "1 cancelled\n")
+    assert await engine.read_execution_state(known) is PublicState.CANCELLED
+    assert ran.err.splitlines() == [
+        "2 refused: 2 not found",
+        "  zzzz  execution not found: zzzz",
+        "  yyyy  execution not found: yyyy",
+    ]
+    ran = run("revoke", "zzzz", "yyyy", "--json", url=url)
+    refused = {
+        each: {"code": "not_found", "message": f"execution not found: {each}"}
+        for each in ("zzzz", "yyyy")
+    }
+    assert (ran.status, ran.document) == (3, {"revoked": 0, "refused": refused})
+    assert run("revoke", known, "zzzz", url=url).status == 4
+
+
 async def test_bulk_replay_leaves_successes_alone_unless_named(engine: Engine, url: str) -> None:
     failed = await fail(engine, "boom")
     done = await create(engine, kind="failing")

@@ -36,6 +36,8 @@ async def test_a_blocked_execution_says_so_everywhere_and_is_accepted(
     document = run("show", execution_id, "--json", url=url).document
     assert run("ls", "--json", url=url).document["blocked"] is document["blocked"] is True
     assert document["public_state"] == "delayed"
+    attempt = run("show", execution_id, url=url).lines[-1].split()
+    assert attempt[:3] == ["1", "initial", "blocked"]
     why = run("why", execution_id, url=url).out
     assert f"flowfabric accept {execution_id[-36:]}" in " ".join(why.split())
     assert run("accept", execution_id[-36:], url=url).out == "1 accepted\n"

@@ -112,6 +112,19 @@ async def test_schedules_fit_the_terminal(engine: Engine, url: str) -> None:
     assert len(row) <= 80
 
 
+async def test_a_long_name_of_a_schedule_leaves_its_times_readable(
+    engine: Engine, url: str
+) -> None:
+    await engine.upsert_schedule(
+        ScheduleDefinition(schedule_id="n" * 70, execution_kind="reminders", every_ms=600_000)
+    )
+    _, row = run_on_terminal((*COMMAND, "schedules", "list", "--url", url)).lines
+    name, every, span, *_, kind = row.split()
+    assert (every, span, kind) == ("every", "10m", "reminders")
+    assert name.endswith("n…")
+    assert len(row) <= 80
+
+
 async def test_an_empty_list_says_so(engine: Engine, url: str) -> None:
     ran = run_on_terminal((*COMMAND, "ls", "--url", url))
     assert (ran.status, ran.out.strip()) == (0, "No executions match.")

@@ -6,7 +6,7 @@ from flowfabric import Engine, connect
 from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_joins import Dependency, Join
-from flowfabric.core.policies import ExecutionPolicy, RoutingRequirements
+from flowfabric.core.policies import ExecutionPolicy, RoutingRequirements, TimeoutPolicy
 from flowfabric.engine.shell import new_uuid
 from flowfabric.testing import SettableClock
 from tests.cli.command import run
@@ -97,6 +97,27 @@ async def test_doctor_warns_of_what_no_worker_serves(engine: Engine, url: str) -
     assert "flowfabric worker shop:app --lane gpu --capability cuda" in " ".join(ran.out.split())
     await register(["default", "gpu"], ["cuda"])
     assert "✓ waiting     no run was seen that no worker serves\n" in run("doctor", url=url).out
+
+
+async def test_a_run_that_took_too_long_says_so_in_words(engine: Engine, url: str) -> None:
+    now_ms = await engine.server_time_ms()
+    async with await connect(url, clock=SettableClock(now_ms - 60_000)) as earlier:
+        slow = NewExecution(
+            execution_kind="slow",
+            execution_id="slow-1",
+            policy=ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout_ms=2_000)),
+        )
+        execution_id = (await earlier.create_execution(slow)).execution_id
+        await earlier.claim(worker_id="w", worker_instance_id="w-1")
+    await engine.expire_execution(execution_id, "attempt_timeout")
+    ran = run("submit", "slow", "--id", "slow-1", "--wait", "5s", url=url)
+    assert (ran.status, ran.err.splitlines()[-1]) == (
+        1,
+        "slow-1 is expired: an attempt took longer than its timeout of 2.0s",
+    )
+    (line,) = run("ls", url=url).lines[1:]
+    assert line.endswith("an attempt took longer than its timeout")
+    assert run("ls", "--json", url=url).document["failure_reason"] == "attempt_timeout"
 
 
 async def test_the_first_look_for_what_was_left_behind_is_not_overdue(

@@ -15,9 +15,9 @@ from flowfabric.cli.workers import every_worker
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import split_kind
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.policies import span
+from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Attempt
-from flowfabric.core.states import TERMINAL_STATES, PublicState
+from flowfabric.core.states import TERMINAL_STATES, AttemptLifecycle, PublicState
 from flowfabric.core.views import ExecutionDetails, ExecutionSnapshot, StepView
 from flowfabric.core.workers import Need, WorkerEntry, need_of, other_versions, serves
 from flowfabric.engine.engine import Engine
@@ -335,7 +335,7 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
     """The one thing worth knowing about an execution in a list."""
     match execution.public_state:
         case PublicState.FAILED | PublicState.EXPIRED:
-            return execution.failure_reason
+            return in_words(execution.failure_reason or "", None)
         case PublicState.CANCELLED:
             return execution.cancellation_reason
         case PublicState.COMPLETED if execution.started_at_ms and execution.completed_at_ms:
@@ -348,7 +348,8 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
         case PublicState.DELAYED if execution.blocked:
             return execution.blocking_detail
         case PublicState.DELAYED if execution.delay_until_ms is not None:
-            last = f" after: {execution.failure_reason}" if execution.failure_reason else ""
+            why = in_words(execution.failure_reason or "", None)
+            last = f" after: {why}" if why else ""
             return f"{_due(execution, now_ms)}{last}"
         case PublicState.WAITING if queued(execution):
             return None
@@ -399,7 +400,7 @@ async def show(engine: Engine, target: options.Target, execution_id: str) -> Non
     print_steps(execution, now_ms)
     print_children(execution, now_ms)
     if execution.attempts:
-        _print_attempts(execution.attempts, now_ms)
+        _print_attempts(execution, now_ms)
     print_tracebacks(execution)
 
 
@@ -443,7 +444,7 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
     ]
 
 
-def _print_attempts(attempts: tuple[Attempt, ...], now_ms: int) -> None:
+def _print_attempts(execution: ExecutionDetails, now_ms: int) -> None:
     def took(attempt: Attempt) -> str:
         if attempt.started_at_ms is None:
             return ""
@@ -457,16 +458,23 @@ def _print_attempts(attempts: tuple[Attempt, ...], now_ms: int) -> None:
                 (
                     str(attempt.attempt_index + 1),
                     attempt.attempt_type,
-                    attempt.attempt_state.replace("_", " "),
+                    _attempt_state(attempt, execution),
                     screen.ago(attempt.started_at_ms, now_ms),
                     took(attempt),
                     attempt.worker_instance_id or "",
                     screen.one_line(what_ended(attempt)),
                 )
-                for attempt in attempts
+                for attempt in execution.attempts
             ],
         )
     )
+
+
+def _attempt_state(attempt: Attempt, execution: ExecutionDetails) -> str:
+    """'blocked' rather than 'suspended', as of the execution, if changed code has stopped it."""
+    if execution.blocked and attempt.attempt_state is AttemptLifecycle.SUSPENDED:
+        return "blocked"
+    return attempt.attempt_state.replace("_", " ")
 
 
 def what_ended(attempt: Attempt) -> str | None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Concatenate, Final, ParamSpec
 
 import click
+from msgspec import Struct
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -29,6 +30,14 @@ P = ParamSpec("P")
 REFUSALS_SHOWN_MAX: Final = 10
 
 Action = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
+
+
+class Selection(Struct, frozen=True):
+    """The executions to act on."""
+
+    ids: Sequence[ExecutionId]
+    unknown: Mapping[str, FlowFabricError] = {}
+    """Ids as given that mean no execution, or several, and why."""
 
 
 def by_id_or_filter(
@@ -70,8 +79,8 @@ async def cancel(
     """Cancel executions: those with the given IDs, or all unfinished ones that match."""
     act = partial(engine.cancel_executions, reason=reason)
     unfinished = set(PublicState) - TERMINAL_STATES
-    ids = await _choose(engine, target, "cancel", execution_ids, chosen, unfinished, yes)
-    return await _act_on(engine, target, "cancelled", ids, act)
+    found = await _choose(engine, target, "cancel", execution_ids, chosen, unfinished, yes)
+    return await _act_on(engine, target, "cancelled", found, act)
 
 
 @click.command("replay", short_help="Run ended executions again, by id or by filter.")
@@ -91,8 +100,8 @@ async def replay(
     ended = set(TERMINAL_STATES)
     if not chosen.states:
         ended -= {PublicState.COMPLETED, PublicState.SKIPPED}
-    ids = await _choose(engine, target, "replay", execution_ids, chosen, ended, yes)
-    return await _act_on(engine, target, "replayed", ids, act)
+    found = await _choose(engine, target, "replay", execution_ids, chosen, ended, yes)
+    return await _act_on(engine, target, "replayed", found, act)
 
 
 @click.command("accept", short_help="Let blocked executions run with the code as it is now.")
@@ -111,7 +120,7 @@ async def accept(
     given up. Nothing that is stored changes: an execution whose arguments or stored results do
     not fit the types in the code is refused.
     """
-    ids = await _choose(
+    found = await _choose(
         engine,
         target,
         "accept",
@@ -122,7 +131,7 @@ async def accept(
         among=lambda each: each.blocked,
     )
     act = partial(_one_by_one, engine.accept_changes)
-    return await _act_on(engine, target, "accepted", ids, act)
+    return await _act_on(engine, target, "accepted", found, act)
 
 
 def _any(_: ExecutionSnapshot) -> bool:
@@ -166,8 +175,8 @@ async def revoke(
             raise NoActiveLease("nobody holds it")
         return answer
 
-    ids = [await target.find(engine, each) for each in execution_ids]
-    return await _act_on(engine, target, "revoked", ids, partial(_one_by_one, take))
+    found = await _find_all(engine, target, execution_ids)
+    return await _act_on(engine, target, "revoked", found, partial(_one_by_one, take))
 
 
 async def _one_by_one(
@@ -193,12 +202,12 @@ async def _choose(
     yes: bool,
     *,
     among: Callable[[ExecutionSnapshot], bool] = _any,
-) -> list[ExecutionId]:
+) -> Selection:
     """The ids to act on. If they come from a filter, the user confirms their number first."""
     if given and not chosen.empty:
         raise click.UsageError("give either IDs or filters")
     if given:
-        return [await target.find(engine, each) for each in given]
+        return await _find_all(engine, target, given)
     if chosen.empty and target.namespace is None:
         raise click.UsageError("which ones? Give IDs, or a filter such as --state or --lane")
     matching = await chosen.resolve(engine, target)
@@ -213,7 +222,21 @@ async def _choose(
     )
     if ids and not yes:
         await _confirm(verb, len(ids))
-    return ids
+    return Selection(ids)
+
+
+async def _find_all(engine: Engine, target: options.Target, given: Sequence[str]) -> Selection:
+    """The executions that ids mean. One id that means none is refused by itself."""
+    if len(given) == 1:
+        return Selection([await target.find(engine, given[0])])
+    ids: list[ExecutionId] = []
+    unknown: dict[str, FlowFabricError] = {}
+    for each in given:
+        try:
+            ids.append(await target.find(engine, each))
+        except (NotFound, InvalidInput) as error:
+            unknown[each] = error
+    return Selection(ids, unknown)
 
 
 async def _matching_ids(
@@ -246,9 +269,10 @@ async def _confirm(verb: str, count: int) -> None:
 
 
 async def _act_on(
-    engine: Engine, target: options.Target, done: str, ids: Sequence[ExecutionId], act: Action
+    engine: Engine, target: options.Target, done: str, found: Selection, act: Action
 ) -> int:
     """Act in batches, show progress, and report what was refused."""
+    ids = found.ids
     refused: dict[ExecutionId, FlowFabricError] = {}
     with _progress(len(ids)) as progress:
         task = progress.add_task(done, total=len(ids))
@@ -258,21 +282,25 @@ async def _act_on(
             refused |= {each: e for each, e in outcomes if isinstance(e, FlowFabricError)}
             progress.advance(task, len(batch))
     touched = len(ids) - len(refused)
+    every = dict[str, FlowFabricError]([*found.unknown.items(), *refused.items()])
     if target.json:
-        reasons = {each: {"code": e.code, "message": str(e)} for each, e in refused.items()}
+        reasons = {each: {"code": e.code, "message": str(e)} for each, e in every.items()}
         screen.emit({done: touched, "refused": reasons})
     else:
         screen.out().print(f"{touched} {done}")
-        _print_refused(refused, await engine.own_ids([*refused][:REFUSALS_SHOWN_MAX]))
-    if not refused:
+        own_ids = await engine.own_ids([*refused][:REFUSALS_SHOWN_MAX])
+        called: dict[str, str] = {
+            each: own_ids.get(each) or screen.short_id(each) for each in refused
+        }
+        _print_refused(every, called)
+    if not every:
         return options.OK
-    missing = all(isinstance(error, NotFound) for error in refused.values())
-    return options.NOT_FOUND if missing else options.REFUSED
+    if not all(isinstance(error, NotFound) for error in every.values()):
+        return options.REFUSED
+    return options.FAILED if touched else options.NOT_FOUND
 
 
-def _print_refused(
-    refused: Mapping[ExecutionId, FlowFabricError], own_ids: Mapping[ExecutionId, str]
-) -> None:
+def _print_refused(refused: Mapping[str, FlowFabricError], called: Mapping[str, str]) -> None:
     if not refused:
         return
     console = screen.err()
@@ -280,8 +308,7 @@ def _print_refused(
     summary = ", ".join(f"{count} {what}" for what, count in counts.most_common())
     console.print(Text(f"{len(refused)} refused: {summary}", style="red"))
     for each, error in list(refused.items())[:REFUSALS_SHOWN_MAX]:
-        called = own_ids.get(each) or screen.short_id(each)
-        console.print(Text(f"  {called}  {_refusal(error)[1]}", style="dim"))
+        console.print(Text(f"  {called.get(each, each)}  {_refusal(error)[1]}", style="dim"))
 
 
 def _refusal(error: FlowFabricError) -> tuple[str, str]:

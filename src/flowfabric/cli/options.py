@@ -448,7 +448,7 @@ def _filter_text(value: object) -> str | None:
 # | Status | Meaning |
 # |---|---|
 # | 0 | done |
-# | 1 | something else went wrong, or the awaited work failed |
+# | 1 | something else went wrong, or the awaited work failed, or some of several IDs do not exist |
 # | 2 | the command line, or a value on it, makes no sense |
 # | 3 | there is no such execution, lane, schedule … |
 # | 4 | refused: the state of things does not allow it, or others were quicker |

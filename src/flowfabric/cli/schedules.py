@@ -15,13 +15,15 @@ from flowfabric.core.schedules import Schedule, ScheduleKind
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
 
+WORDS_MIN: Final = 9
+"""What WHEN and KIND keep before names are cut: `every 10m` can be read."""
 COLUMNS: Final = (
     whole("SCHEDULE"),
-    flexible("WHEN"),
+    flexible("WHEN", at_least=WORDS_MIN),
     right("NEXT"),
     spare("LAST"),
     spare("FIRED"),
-    flexible("KIND"),
+    flexible("KIND", at_least=WORDS_MIN),
     REMARK,
 )
 

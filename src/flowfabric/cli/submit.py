@@ -14,7 +14,7 @@ from rich.text import Text
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
 from flowfabric.core.bounds import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
-from flowfabric.core.checks import JSON, split_kind
+from flowfabric.core.checks import JSON, split_kind, visible
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.results import Created
@@ -198,6 +198,7 @@ async def _await_end(
     elif state is PublicState.COMPLETED:
         screen.out().print(block(screen.shown(result, 10**9) or ""))
     else:
-        why = execution.failure_reason or execution.cancellation_reason or ""
-        screen.err().print(Text(f"{called} is {state}: {why}", style="red"))
+        ended = (await engine.find_outcomes([execution_id])).ended.get(execution_id)
+        why = f": {ended.reason}" if ended is not None and ended.reason else ""
+        screen.err().print(Text(visible(f"{called} is {state}{why}"), style="red"))
     return options.OK if state is PublicState.COMPLETED else options.FAILED
