@@ -51,6 +51,43 @@ async def test_a_step_inserted_after_all_stored_ones_just_runs(shop: Shop) -> No
     assert shop.done == {**ONCE_EACH, "notify": 1}
 
 
+async def waits_for_boxed(shop: Shop, ctx: Context) -> str:
+    await ctx.step("reserve", shop.effect, "reserve")
+    await ctx.step("charge", shop.effect, "charge")
+    await ctx.wait_for_signal("boxed")
+    return await ctx.step("ship", shop.effect, "ship")
+
+
+async def test_a_signal_of_the_old_name_does_not_end_a_renamed_wait(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        return await waits_for_boxed(shop, ctx)
+
+    execution_id = await shop.in_flight()
+    async with shop.deployed(new) as app:
+        run = run_of(app, execution_id)
+        await reached(run, PublicState.SUSPENDED)
+        assert (await run.why()).sentence == "It is suspended until it gets a signal: 'boxed'."
+        await run.signal("boxed")
+        assert await run.result(timeout="20s") == "ship"
+    assert shop.done == ONCE_EACH
+
+
+async def test_a_wait_is_renamed_once_a_signal_of_the_old_name_wakes_the_run(shop: Shop) -> None:
+    async def new(ctx: Context) -> str:
+        return await waits_for_boxed(shop, ctx)
+
+    async with shop.deployed(shop.old) as app:
+        execution_id = (await app.submit(app.tasks["order"]())).execution_id
+        await reached(run_of(app, execution_id), PublicState.SUSPENDED)
+    async with shop.deployed(new) as app:
+        run = run_of(app, execution_id)
+        early = await run.signal("boxed")
+        assert (early.resumed, early.kept) == (False, True)
+        assert (await run.signal("packed")).resumed
+        assert await run.result(timeout="20s") == "ship"
+    assert shop.done == ONCE_EACH
+
+
 async def test_stored_steps_that_the_code_ends_without_are_no_problem(shop: Shop) -> None:
     async def new(ctx: Context) -> str:
         return await ctx.step("reserve", shop.effect, "reserve")
