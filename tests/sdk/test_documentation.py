@@ -69,10 +69,13 @@ def order_of(app: App, number: int) -> Run[object]:
 
 
 @asynccontextmanager
-async def started(program: Path) -> AsyncIterator[Process]:
-    """A program of the documentation in a process, which is killed at the end if it still runs."""
+async def started(program: Path, *, live: bool = False) -> AsyncIterator[Process]:
+    """A program of the documentation in a process, which is killed at the end if it still runs.
+
+    What it says comes at its end, in whole lines, unless it is wanted `live`.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-u", program.name),
+        *(sys.executable, *(["-u"] if live else []), program.name),
         cwd=program.parent,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdout=PIPE,
@@ -102,7 +105,7 @@ async def test_the_program_about_steps_survives_being_killed_as_its_page_says(
         [line for line in part.splitlines() if not line.startswith("$")] for part in session[::2]
     )
 
-    async with started(program) as process:
+    async with started(program, live=True) as process:
         assert process.stdout is not None
         assert [(await process.stdout.readline()).decode().rstrip() for _ in first] == first
         url = f"sqlite:///{tmp_path / 'order.db'}"

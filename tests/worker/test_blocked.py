@@ -52,9 +52,9 @@ async def test_a_step_moved_between_branches_blocks_beside_a_branch_with_a_new_c
 
         async def second() -> None:
             await ctx.step("b1", effect, "b1")
+            # Outside of steps: who comes first is uncertain.
+            await asyncio.sleep(0.05 if moved else 0)
             if moved:
-                # Outside of steps: who comes first is uncertain.
-                await asyncio.sleep(0.05)
                 await ctx.step("a2", effect, "a2")
 
         await asyncio.gather(other(), first(), second())
