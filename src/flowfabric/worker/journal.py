@@ -399,7 +399,9 @@ class Journal:
         for each in seen:
             new = new_step(each.call, failure=each.failure, position=each.position)
             await self._store(new)
-            self.seen.remove(each)
+            # A handler that has ended meanwhile has let go of them.
+            if each in self.seen:
+                self.seen.remove(each)
 
     async def _given_up(self) -> None:
         """Wait for the handler to give the call up as it did before."""
