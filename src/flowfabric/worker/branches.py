@@ -17,9 +17,8 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from flowfabric.core.journal import (
     BRANCH,
@@ -39,17 +38,15 @@ from flowfabric.core.journal import (
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.shared_items import VALUES, Burst, Pool, may_be_of_another
 from flowfabric.core.shelf import Shelf
-from flowfabric.worker.activity import TaskActivity
 from flowfabric.worker.digests import KnownBy, known_by
-from flowfabric.worker.watching import Watched
+from flowfabric.worker.tasks import TaskActivity
+
+if TYPE_CHECKING:
+    from flowfabric.worker.journal import Journal
 
 T = TypeVar("T")
 
 _EFFECTS: Final = (StepKind.CALL, StepKind.SUBMIT)
-
-current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
-inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
-"""The step whose function is running, if any."""
 
 
 class DurableCall:
@@ -189,7 +186,7 @@ class Line:
     """Calls made one after another: those of one task, as a rule."""
 
     def __init__(
-        self, journal: Watched, parent: "Line | None", asked: Asked, made: int = 0
+        self, journal: "Journal", parent: "Line | None", asked: Asked, made: int = 0
     ) -> None:
         self.journal = journal
         self.parent = parent
@@ -668,7 +665,7 @@ def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:
     return number
 
 
-def root_line(journal: Watched) -> Line:
+def root_line(journal: "Journal") -> Line:
     line = Line(journal, None, Asked(BRANCH, ROOT, "", 1))
     line.id = ROOT
     line.work.running = asyncio.current_task()

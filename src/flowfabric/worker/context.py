@@ -35,7 +35,7 @@ from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.blame import Blaming
-from flowfabric.worker.branches import DurableCall, inside_step
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.digests import known_by
 from flowfabric.worker.failures import RESULT_OF, failure_of, stored_outcome
@@ -54,6 +54,7 @@ from flowfabric.worker.services import (
     on_loop,
 )
 from flowfabric.worker.signals import BlockingSignalVerbs, SignalVerbs
+from flowfabric.worker.tasks import inside_step
 
 # What a handler may ask about its own execution -----------------------------
 

@@ -25,14 +25,7 @@ from flowfabric.core.shelf import Shelf
 from flowfabric.core.steps import NewStep, StepStored, accepted_key
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
-from flowfabric.worker.branches import (
-    DurableCall,
-    Line,
-    SeenFailure,
-    current_line,
-    inside_step,
-    root_line,
-)
+from flowfabric.worker.branches import DurableCall, Line, SeenFailure, root_line
 from flowfabric.worker.digests import BY_NAME, KnownBy
 from flowfabric.worker.failures import GIVEN_UP, encode_failure, ends_in, is_end, raise_again
 from flowfabric.worker.functions import is_cancelled
@@ -41,6 +34,7 @@ from flowfabric.worker.moved_calls import Moves
 from flowfabric.worker.parking import Parking, Turns
 from flowfabric.worker.reports import come_further
 from flowfabric.worker.shared_items import LOOK_AGAIN_S, PATIENCE_S, Pools, looks_in
+from flowfabric.worker.tasks import current_line, inside_step
 
 # Calls as they are stored, and stored steps as a run meets them -------------
 
@@ -462,10 +456,12 @@ class Journal:
     # What lines ask
 
     def tick(self) -> int:
+        """The next number of all: whatever happens later gets a higher one."""
         self._count += 1
         return self._count
 
     def reached(self) -> int | None:
+        """The position of the last outcome that has reached the handler, if it reacts to that."""
         return None if self._moves.at_work() else self._turns.order.reached
 
     def asked(self) -> None:
@@ -481,12 +477,14 @@ class Journal:
             self._parking.end()
 
     def task_began(self, line: Line) -> None:
+        """A task of the handler began, with a line of its own."""
         self._moves.task_began(line)
         self._turns.tasks = self._moves.tasks
         if self._parking is not None:
             self._parking.moved()
 
     def task_ended(self, line: Line, *, cut_off: bool) -> None:
+        """A task of the handler has ended; `cut_off` if it was cancelled or has failed."""
         self._moves.task_ended(line)
         if cut_off:
             self._moves.cut_off(line)
@@ -495,15 +493,18 @@ class Journal:
             self._parking.moved()
 
     def is_uncertain(self) -> None:
+        """The same code may make other calls than before, after the same outcomes."""
         self._moves.certain = False
 
     def forgive(self, keys: Collection[str]) -> None:
+        """A person has accepted that nobody asks for these where they are stored."""
         self._moves.forgive(keys)
         lines = journal.with_parents(self._steps[key].line for key in keys)
         for shelf in self._lines.values():
             shelf.forgive(lines)
 
     def accepted(self, key: str) -> Collection[str] | None:
+        """What was stored when a person allowed a call that does not fit it; None if nobody has."""
         accepted = self._steps.get(accepted_key(key)) if self._steps else None
         if accepted is None:
             return None
@@ -514,6 +515,7 @@ class Journal:
         return self._steps[key]
 
     def steps_of(self, line: str) -> Shelf:
+        """What is stored of a line."""
         if line not in self._by_line:
             return NOTHING
         if line not in self._shelves:
@@ -532,9 +534,11 @@ class Journal:
         return accepted_key(key) in self._steps
 
     def pool_at(self, group: str, label: str) -> Pool | None:
+        """What is stored of the lines of one coroutine function that were started at one place."""
         return self._pools.at(group, label)
 
     def lines_at(self, group: str) -> Shelf:
+        """The lines that are stored as started at one place."""
         if group not in self._lines:
             self._lines[group] = Shelf(())
         return self._lines[group]
@@ -544,12 +548,15 @@ class Journal:
         return self.lines_at(journal.line_group(line, key)) if self._branched else NOTHING
 
     def lines_beside(self, group: str) -> Iterable[Shelf]:
+        """Those that are stored as started at any place of the same line."""
         return self._siblings.get(journal.parent_of_group(group), ())
 
     def lines_in(self, line: str) -> Iterable[Shelf]:
+        """Those that are stored as started in a line, at any place."""
         return self._siblings.get(journal.parent_of_group(journal.line_group(line, "")), ())
 
     def taker_of(self, line: str, asked: journal.Asked) -> DurableCall | None:
+        """The call of another branch that has taken over what was stored of a call in a line."""
         for position, (step, call) in enumerate(self._taken_over):
             equal = step.kind == asked.kind and step.name == asked.name
             if equal and step.line == line and step.digest == asked.digest:
@@ -559,9 +566,11 @@ class Journal:
 
     @property
     def by_arrival(self) -> bool:
+        """Whether the handler may go on in the order in which branches have ended."""
         return self._moves.by_arrival
 
     def is_beside_work(self, line: Line) -> bool:
+        """Whether a branch like this one, or one it has started, works outside of calls."""
         return self._moves.is_beside_work(line)
 
     def new_line_id(self, parent: str, group: str, asked: journal.Asked) -> str:
@@ -573,6 +582,7 @@ class Journal:
         return made
 
     def ordered_at(self, line: str, asked: journal.Asked) -> journal.Asked:
+        """A new call with its ordinal among those like it in a line, whoever has made them."""
         like = journal.alike(asked.kind, asked.name, asked.digest)
         if (line, like) not in self._ordinals:
             stored = (

@@ -17,7 +17,14 @@ from typing import Final
 from flowfabric.core import journal
 from flowfabric.core.records import Step, StepKind
 from flowfabric.worker import branches
-from flowfabric.worker.tasks import OwnTasks, at_work, awaits_one_of, is_ours, picks
+from flowfabric.worker.tasks import (
+    OwnTasks,
+    at_work,
+    awaits_one_of,
+    current_line,
+    is_ours,
+    picks,
+)
 
 _IDLE: Final = (StepKind.SLEEP, StepKind.NOW, StepKind.RANDOM, StepKind.UUID)
 
@@ -93,7 +100,7 @@ class Moves:
         return future.done() or future in self._running or is_ours(future.get_coro())
 
     def _runs_in(self, context: Context) -> bool:
-        line = context.get(branches.current_line)
+        line = context.get(current_line)
         return line is not None and line.journal is self._root.journal
 
     def unaccounted(self, line: branches.Line) -> Step | None:

@@ -20,8 +20,9 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.errors import CodecFailed, CodeMismatch, InvalidInput, Unsuccessful
 from flowfabric.json_values import UNREADABLE
-from flowfabric.worker.branches import Line, current_line
+from flowfabric.worker.branches import Line
 from flowfabric.worker.failures import text_of
+from flowfabric.worker.tasks import current_line
 
 # When a handler has come to rest: it has reacted to all it was given, and waits for more
 #

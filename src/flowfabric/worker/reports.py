@@ -53,9 +53,10 @@ from flowfabric.errors import (
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import ASK_AGAIN, level_of, statements_within
-from flowfabric.worker.branches import DurableCall, current_line
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.leases import HeldLease
+from flowfabric.worker.tasks import current_line
 
 log = open_log(__name__)
 

@@ -33,7 +33,7 @@ from flowfabric.parts import Twin
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
-from flowfabric.worker.branches import DurableCall, inside_step
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Raised
 from flowfabric.worker.journal import Journal
@@ -41,6 +41,7 @@ from flowfabric.worker.leases import HeldLease, Inside, check_outside
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.reports import Emitter, Reports
 from flowfabric.worker.resources import Resources
+from flowfabric.worker.tasks import inside_step
 
 # Noticing that a handler has called a verb and not awaited it ---------------
 #

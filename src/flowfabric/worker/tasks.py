@@ -1,4 +1,4 @@
-"""The asyncio tasks of a handler: what they wait for, and which ones it starts.
+"""The asyncio tasks of a handler: what they wait for, what they do, and which ones it starts.
 
 asyncio cannot be asked what a task waits for. A task at an asyncio lock, event or queue, or
 awaiting another task of the handler, counts as waiting for a sibling; anything else, a request or
@@ -12,15 +12,21 @@ import inspect
 import weakref
 from asyncio import locks, queues, taskgroups, tasks
 from collections.abc import Callable, Container, Coroutine, Generator, Iterable
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from pathlib import Path
 from types import CodeType, CoroutineType
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from flowfabric.worker.branches import Line, current_line, inside_step
+if TYPE_CHECKING:
+    from flowfabric.worker.branches import Line
 
 T = TypeVar("T")
+
+current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
+"""The line of the task that is running, inside a handler."""
+inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
+"""The step whose function is running, if any."""
 
 _MEETING: Final = (locks.__file__, queues.__file__)
 """Where the code is by which tasks wait for each other."""
@@ -159,6 +165,68 @@ def _local(coroutine: "CoroutineType[object, object, object]", name: str) -> obj
     return None if coroutine.cr_frame is None else coroutine.cr_frame.f_locals.get(name)
 
 
+# What a task is doing --------------------------------------------------------
+
+
+class TaskActivity:
+    """What a task of a handler is about."""
+
+    __slots__ = (
+        "branches",
+        "calls",
+        "ended",
+        "held",
+        "in_turn",
+        "picks",
+        "running",
+        "starter",
+        "stopped",
+        "unseen",
+    )
+
+    def __init__(self, starter: "TaskActivity | None" = None) -> None:
+        self.starter = starter
+        self.running: object = None
+        """The task itself, as long as it runs."""
+        self.calls = 0
+        """Durable calls of it that are awaited."""
+        self.stopped = 0
+        """Those that just wait, for a time, a child, a signal or other code."""
+        self.held = 0
+        """Those it awaits itself: it does nothing else meanwhile."""
+        self.branches = 0
+        """Tasks it has started that have not ended."""
+        self.ended = 0
+        """Tasks it has started that have ended since its last call."""
+        self.unseen = 0
+        """Those that have ended during its calls: it may not have gone on with them yet."""
+        self.in_turn = False
+        """It may go on as they end: one has failed, was cancelled, or has ended before others."""
+        self.picks = False
+        """It was seen to wait for a set of them: which it goes on with first is a matter of chance
+        if several have ended."""
+        if starter is not None:
+            starter.branches += 1
+
+    @property
+    def is_outside_calls(self) -> bool:
+        """Whether it waits neither in a durable call nor for branches of its own."""
+        return self.calls == 0 and self.branches == 0
+
+    @property
+    def is_acting(self) -> bool:
+        """Whether a durable call of it goes on by itself."""
+        return self.calls > self.stopped
+
+    def end(self, *, cut_off: bool = False) -> None:
+        if self.starter is not None:
+            self.starter.branches -= 1
+            self.starter.ended += 1
+            self.starter.unseen += self.starter.held > 0
+            self.starter.in_turn |= cut_off or self.starter.branches > 0
+        self.starter = self.running = None
+
+
 # Watching which tasks a handler starts --------------------------------------
 #
 # The worker sees every task from the moment it is created: that is the order of the code,
@@ -249,7 +317,7 @@ class _Watch:
         return context.run(self.before, loop, coroutine)
 
 
-def _line_in(context: Context | None) -> Line | None:
+def _line_in(context: Context | None) -> "Line | None":
     """The line that starts a task: that of the context it is given, or of who creates it."""
     own = current_line.get()
     return own if context is None else context.get(current_line) or own
