@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.delivery import Order
+from flowfabric.core.journal import Order
 
 
 def played(stored: list[int], what_happens: str) -> list[object]:

@@ -3,7 +3,7 @@
 Every call of a durable verb takes its place when it is made, in the line of the task
 that makes it. When it is awaited, the journal finds the stored step it stands for;
 which one that is, and whether a call that is not stored may run, the core decides. How a
-call ended reaches the handler in its turn; see `core.delivery`.
+call ended reaches the handler in its turn; see `core.journal.Order`.
 
 However a call ended without a result, its failure is stored once the handler goes on past it:
 before the next call that was made after it runs, when the handler is parked, or when it

@@ -15,8 +15,8 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from flowfabric.core.conditions import Condition
-from flowfabric.core.delivery import Order
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.journal import Order
 from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.errors import CodecFailed, CodeMismatch, InvalidInput, Unsuccessful
 from flowfabric.json_values import UNREADABLE
@@ -303,7 +303,7 @@ def _nothing() -> None:
     pass
 
 
-# Lets outcomes reach a handler in the order of `core.delivery` --------------
+# Lets outcomes reach a handler in the order of `core.journal` ---------------
 #
 # A handler of which one line alone goes on gets everything at once.
 
