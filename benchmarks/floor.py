@@ -21,6 +21,8 @@ create table job (
 )"""
 READY = "create index job_ready on job (id) where state = 'ready'"
 PAYLOAD = b"x" * 100
+SETTINGS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+"""Without these, a plan made while the table is small scans it when it has grown."""
 
 
 class Floor(Protocol):
@@ -45,14 +47,22 @@ class PostgresFloor:
     @classmethod
     @asynccontextmanager
     async def opened(cls, url: str) -> AsyncIterator["PostgresFloor"]:
-        # Without these, a plan made while the table is small scans it when it has grown.
-        settings = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-        connection = await asyncpg.connect(url, server_settings=settings)
+        connection = await asyncpg.connect(url, server_settings=SETTINGS)
         try:
             await connection.execute(SCHEMA.format(blob="bytea"))
             await connection.execute(READY)
             yield cls(connection)
             await connection.execute("drop table job")
+        finally:
+            await connection.close()
+
+    @classmethod
+    @asynccontextmanager
+    async def joined(cls, url: str) -> AsyncIterator["PostgresFloor"]:
+        """The floor that another process has opened, to drain it together."""
+        connection = await asyncpg.connect(url, server_settings=SETTINGS)
+        try:
+            yield cls(connection)
         finally:
             await connection.close()
 
@@ -73,20 +83,25 @@ class PostgresFloor:
     async def claim_and_complete(self, count: int, batch: int) -> float:
         started = time.perf_counter()
         for _ in range(count // batch):
-            rows = await self._connection.fetch(
-                "with best as materialized (select id from job where state = 'ready'"
-                " order by id limit $1 for update skip locked)"
-                " update job set state = 'running', worker = 'w' from best"
-                " where job.id = best.id returning job.id, job.payload",
-                batch,
-            )
-            await self._connection.execute(
-                "update job set state = 'done', result = j.result"
-                " from unnest($1::bigint[], $2::bytea[]) as j (id, result) where job.id = j.id",
-                [row["id"] for row in rows],
-                [b"ok"] * len(rows),
-            )
+            await self.turn(batch)
         return time.perf_counter() - started
+
+    async def turn(self, batch: int) -> int:
+        """Claim and complete one batch; return how many jobs it had."""
+        rows = await self._connection.fetch(
+            "with best as materialized (select id from job where state = 'ready'"
+            " order by id limit $1 for update skip locked)"
+            " update job set state = 'running', worker = 'w' from best"
+            " where job.id = best.id returning job.id, job.payload",
+            batch,
+        )
+        await self._connection.execute(
+            "update job set state = 'done', result = j.result"
+            " from unnest($1::bigint[], $2::bytea[]) as j (id, result) where job.id = j.id",
+            [row["id"] for row in rows],
+            [b"ok"] * len(rows),
+        )
+        return len(rows)
 
 
 class SqliteFloor:

@@ -1,8 +1,9 @@
 """Two worker processes on one Postgres: what they drain, beside one, and what they wait for.
 
 Workers and server share the cores of one machine, so that two processes cannot drain more than its
-CPU allows: that bound is printed beside. Jobs that use the CPU themselves show what a second
-process adds where the server is not what the cores are spent on.
+CPU allows. Two ceilings are printed beside: what the cores that one worker and its server leave
+idle allow, and what a second process adds to a drain of the floor, in bare SQL. Jobs that use the
+CPU themselves show what a second process adds where the server is not what the cores are spent on.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from multiprocessing.synchronize import Barrier
 from typing import NamedTuple, TypeAlias
@@ -18,7 +19,8 @@ from typing import NamedTuple, TypeAlias
 import asyncpg
 
 from benchmarks.bench import Bench
-from benchmarks.costs import BUSY_US, JOBS, Jobs
+from benchmarks.costs import BUSY_US, FLOOR_BATCH, JOBS, Jobs
+from benchmarks.floor import PostgresFloor
 from benchmarks.meter import Cost, Meter
 from benchmarks.report import costs, figures
 from benchmarks.sdk import CONCURRENCY, worker
@@ -51,10 +53,33 @@ class Drains(NamedTuple):
     def ratio(self) -> float:
         return self.two.rate / self.one.rate
 
+    @property
+    def ceiling(self) -> float:
+        """The ratio if two used every core, and as much CPU for a job as one does."""
+        return possible_rate(self.one) / self.one.rate
+
+
+Work: TypeAlias = Callable[[str, Barrier, "Synchronized[int]", Tally], None]
+"""What one process does at a URL: wait until all are ready, drain until told to stop."""
+
 
 async def measure(bench: Bench) -> None:
+    floor = await floor_in_turns(bench)
     no_ops = await in_turns(bench, JOBS, busy=False)
     tell("Drains of no-op jobs on Postgres", no_ops)
+    costs(
+        f"Drains of the floor, in batches of {FLOOR_BATCH}",
+        [("one process", floor.one, None), ("two processes", floor.two, floor.ratio)],
+        "of one",
+    )
+    figures(
+        "What a second process can add",
+        [
+            ("to no-op jobs: measured, of one's rate", f"{no_ops.ratio:.2f}"),
+            ("at most, on the cores that one leaves idle", f"{no_ops.ceiling:.2f}"),
+            ("to the floor: measured, of one's rate", f"{floor.ratio:.2f}"),
+        ],
+    )
     total = no_ops.waits.total()
     figures("What active backends of two wait for", shares(no_ops.waits))
     locked = sum(count for (kind, _), count in no_ops.waits.items() if kind == "Lock")
@@ -65,13 +90,26 @@ async def measure(bench: Bench) -> None:
     bench.at_least(1.4, busy.ratio, f"the same, jobs that use the CPU for {BUSY_US} µs")
 
 
+async def floor_in_turns(bench: Bench) -> Drains:
+    drains: Mapping[int, list[Cost]] = {1: [], 2: []}
+    for _ in range(ROUNDS):
+        for count, each in drains.items():
+            async with bench.database(migrated=False) as url, PostgresFloor.opened(url) as floor:
+                await floor.create(JOBS, FLOOR_BATCH)
+                cost, _ = await drain(url, count, JOBS, drain_floor)
+            each.append(cost)
+    one, two = (min(each, key=lambda cost: cost.seconds) for each in drains.values())
+    return Drains(one, two, Counter())
+
+
 async def in_turns(bench: Bench, jobs: int, *, busy: bool) -> Drains:
     drains: Mapping[int, list[Cost]] = {1: [], 2: []}
     waits: Waits = Counter()
     for _ in range(ROUNDS):
         for count, each in drains.items():
             async with bench.database() as url:
-                cost, seen = await drain(url, count, jobs, busy=busy)
+                await submit(url, jobs, busy=busy)
+                cost, seen = await drain(url, count, jobs, work)
             each.append(cost)
             if count > 1:
                 waits += seen
@@ -89,10 +127,15 @@ def tell(title: str, drains: Drains) -> None:
 
 
 def bound(what: str, cost: Cost) -> tuple[str, str]:
-    """Jobs a second if every core were busy with nothing else, and how near the drain came."""
-    cores = len(os.sched_getaffinity(0))
-    rate = cores * 1_000_000 / cost.each(cost.python_us + cost.postgres_us)
+    """The possible rate, and how near the drain came."""
+    rate, cores = possible_rate(cost), len(os.sched_getaffinity(0))
     return f"{what}, on {cores} cores", f"{rate:,.0f} jobs/s, reached {cost.rate / rate:.0%}"
+
+
+def possible_rate(cost: Cost) -> float:
+    """Jobs a second if every core were busy with nothing else."""
+    cores = len(os.sched_getaffinity(0))
+    return cores * 1_000_000 / cost.each(cost.python_us + cost.postgres_us)
 
 
 def shares(waits: Waits) -> Sequence[tuple[str, str]]:
@@ -103,14 +146,17 @@ def shares(waits: Waits) -> Sequence[tuple[str, str]]:
     ]
 
 
-async def drain(url: str, processes: int, count: int, *, busy: bool) -> tuple[Cost, Waits]:
-    """What all of them together cost, and what active backends were seen to wait for."""
+async def submit(url: str, count: int, *, busy: bool) -> None:
     jobs = Jobs(url)
     async with jobs.app:
         if busy:
             await jobs.submit_busy(count)
         else:
             await jobs.submit(count)
+
+
+async def drain(url: str, processes: int, count: int, work: Work) -> tuple[Cost, Waits]:
+    """What all of them together cost, and what active backends were seen to wait for."""
     ready, stop = SPAWN.Barrier(processes + 1), SPAWN.Value("b", 0)
     tallies = [SPAWN.Array("d", 2) for _ in range(processes)]
     workers = [
@@ -149,3 +195,21 @@ async def _work(url: str, ready: Barrier, stop: "Synchronized[int]", tally: Tall
             while not stop.value:
                 await asyncio.sleep(LOOK_S)
                 tally[:] = [jobs.done, time.process_time_ns() / 1_000 - began_us]
+
+
+def drain_floor(url: str, ready: Barrier, stop: "Synchronized[int]", tally: Tally) -> None:
+    """One process without a worker: nothing but two statements for each batch."""
+    exempt_imports_from_collection()
+    asyncio.run(_drain_floor(url, ready, stop, tally))
+
+
+async def _drain_floor(url: str, ready: Barrier, stop: "Synchronized[int]", tally: Tally) -> None:
+    async with PostgresFloor.joined(url) as floor:
+        await asyncio.to_thread(ready.wait, READY_TIMEOUT_S)
+        began_us, done = time.process_time_ns() / 1_000, 0
+        while not stop.value:
+            taken = await floor.turn(FLOOR_BATCH)
+            done += taken
+            tally[:] = [done, time.process_time_ns() / 1_000 - began_us]
+            if not taken:
+                await asyncio.sleep(LOOK_S)
