@@ -47,14 +47,11 @@ class PostgresFloor:
     @classmethod
     @asynccontextmanager
     async def opened(cls, url: str) -> AsyncIterator["PostgresFloor"]:
-        connection = await asyncpg.connect(url, server_settings=SETTINGS)
-        try:
-            await connection.execute(SCHEMA.format(blob="bytea"))
-            await connection.execute(READY)
-            yield cls(connection)
-            await connection.execute("drop table job")
-        finally:
-            await connection.close()
+        async with cls.joined(url) as floor:
+            await floor._connection.execute(SCHEMA.format(blob="bytea"))
+            await floor._connection.execute(READY)
+            yield floor
+            await floor._connection.execute("drop table job")
 
     @classmethod
     @asynccontextmanager

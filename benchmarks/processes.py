@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from multiprocessing.sharedctypes import Synchronized, SynchronizedArray
 from multiprocessing.synchronize import Barrier
 from typing import NamedTuple, TypeAlias
@@ -64,8 +64,8 @@ Work: TypeAlias = Callable[[str, Barrier, "Synchronized[int]", Tally], None]
 
 
 async def measure(bench: Bench) -> None:
-    floor = await floor_in_turns(bench)
-    no_ops = await in_turns(bench, JOBS, busy=False)
+    floor = await of_floor(bench)
+    no_ops = await of_workers(bench, JOBS, busy=False)
     tell("Drains of no-op jobs on Postgres", no_ops)
     costs(
         f"Drains of the floor, in batches of {FLOOR_BATCH}",
@@ -83,33 +83,37 @@ async def measure(bench: Bench) -> None:
     total = no_ops.waits.total()
     figures("What active backends of two wait for", shares(no_ops.waits))
     locked = sum(count for (kind, _), count in no_ops.waits.items() if kind == "Lock")
-    busy = await in_turns(bench, BUSY_JOBS, busy=True)
+    busy = await of_workers(bench, BUSY_JOBS, busy=True)
     tell(f"Drains of jobs that use the CPU for {BUSY_US} µs", busy)
     bench.at_least(1.4, no_ops.ratio, "two worker processes, of one's rate")
     bench.at_most(0.05, locked / total, "two worker processes, waiting for locks")
     bench.at_least(1.4, busy.ratio, f"the same, jobs that use the CPU for {BUSY_US} µs")
 
 
-async def floor_in_turns(bench: Bench) -> Drains:
-    drains: Mapping[int, list[Cost]] = {1: [], 2: []}
-    for _ in range(ROUNDS):
-        for count, each in drains.items():
-            async with bench.database(migrated=False) as url, PostgresFloor.opened(url) as floor:
-                await floor.create(JOBS, FLOOR_BATCH)
-                cost, _ = await drain(url, count, JOBS, drain_floor)
-            each.append(cost)
-    one, two = (min(each, key=lambda cost: cost.seconds) for each in drains.values())
-    return Drains(one, two, Counter())
+async def of_floor(bench: Bench) -> Drains:
+    async def one_drain(processes: int) -> tuple[Cost, Waits]:
+        async with bench.database(migrated=False) as url, PostgresFloor.opened(url) as floor:
+            await floor.create(JOBS, FLOOR_BATCH)
+            return await drain(url, processes, JOBS, drain_floor)
+
+    return await in_turns(one_drain)
 
 
-async def in_turns(bench: Bench, jobs: int, *, busy: bool) -> Drains:
+async def of_workers(bench: Bench, jobs: int, *, busy: bool) -> Drains:
+    async def one_drain(processes: int) -> tuple[Cost, Waits]:
+        async with bench.database() as url:
+            await submit(url, jobs, busy=busy)
+            return await drain(url, processes, jobs, work)
+
+    return await in_turns(one_drain)
+
+
+async def in_turns(one_drain: Callable[[int], Awaitable[tuple[Cost, Waits]]]) -> Drains:
     drains: Mapping[int, list[Cost]] = {1: [], 2: []}
     waits: Waits = Counter()
     for _ in range(ROUNDS):
         for count, each in drains.items():
-            async with bench.database() as url:
-                await submit(url, jobs, busy=busy)
-                cost, seen = await drain(url, count, jobs, work)
+            cost, seen = await one_drain(count)
             each.append(cost)
             if count > 1:
                 waits += seen

@@ -9,7 +9,7 @@ expression in which `n` counts the copies. Copies in the phase `terminal` have e
 from collections.abc import Mapping
 
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.store.mapping import AskedRow, EndingRow, Live, table_of
+from flowfabric.store.mapping import EndingRow, Live, RequestRow, table_of
 from flowfabric.store.postgres.statements import written
 
 POSTGRES_ID = (
@@ -36,11 +36,11 @@ def sqlite_copies(uuid: str, count: int, salt: int, changes: Mapping[str, str]) 
 def _inserts(schema: str, uuid: str, rows: str, changes: Mapping[str, str]) -> list[str]:
     ended = changes.get("lifecycle_phase") == f"'{LifecyclePhase.TERMINAL}'"
     statements: list[str] = []
-    for part in (AskedRow, EndingRow if ended else Live):
+    for part in (RequestRow, EndingRow if ended else Live):
         table = table_of(part)
         values = {name: changes.get(name, f"t.{name}") for name in table.names}
         stored = [written(table, name, values) if schema else values[name] for name in values]
-        if not schema and part is not AskedRow:
+        if not schema and part is not RequestRow:
             values["execution_rowid"] = (
                 "(select k.execution_rowid from execution as k where"
                 f" k.partition_key = t.partition_key and k.execution_id = {values['execution_id']})"

@@ -1,28 +1,30 @@
 """What every test may use: a Postgres server, databases on it, and a tally of stores."""
 
 import asyncio
+import gc
 import os
+import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from flowfabric import migrate
 from tests import postgres
 
 # How long examples take to make says more about the machine than about the tests.
-settings.register_profile("any machine", suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 SERVER = pytest.StashKey[postgres.Server]()
 WORKER_INPUT = "flowfabric_postgres_url"
 STORE = "flowfabric_store"
-SQLITE_URLS = {
-    "sqlite-memory": "sqlite:///:memory:",
-    "sqlite-file": "sqlite:///{folder}/flowfabric.db",
-}
+KINDS = ("sqlite-memory", "sqlite-file", "postgres")
 
 T = TypeVar("T")
 
@@ -38,6 +40,17 @@ class WorkerNode(Protocol):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest tests, so that no process is left with one of them in the end."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector thousands of tests each time it looks for what one has left."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure() -> None:
@@ -93,47 +106,69 @@ def postgres_template(postgres_server: str) -> Iterator[str]:
     _wait_for(postgres.drop_database(postgres_server, url))
 
 
+@pytest.fixture(scope="session")
+def postgres_administrator(postgres_server: str) -> Iterator[postgres.Administrator]:
+    """Who creates and drops the databases of this process."""
+    with postgres.administering(postgres_server) as administrator:
+        yield administrator
+
+
 @pytest.fixture
-async def postgres_database(
-    postgres_server: str,
+def postgres_database(
+    postgres_administrator: postgres.Administrator,
     postgres_template: str,
     postgres_version: str,
     exercised_store: Callable[[str], None],
-) -> AsyncIterator[str]:
+) -> Iterator[str]:
     """URL of a fresh database with the current schema, for this test alone."""
     exercised_store(f"postgres {postgres_version}")
-    url = await postgres.create_database(postgres_server, template=postgres_template)
+    url = postgres_administrator.create_database(postgres_template)
     yield url
-    await postgres.drop_database(postgres_server, url)
+    postgres_administrator.drop_database(url)
 
 
 @pytest.fixture
-async def empty_postgres_database(
-    postgres_server: str, postgres_version: str, exercised_store: Callable[[str], None]
-) -> AsyncIterator[str]:
+def empty_postgres_database(
+    postgres_administrator: postgres.Administrator,
+    postgres_version: str,
+    exercised_store: Callable[[str], None],
+) -> Iterator[str]:
     """URL of a fresh database without any schema, for tests of migrations."""
     exercised_store(f"postgres {postgres_version}")
-    url = await postgres.create_database(postgres_server)
+    url = postgres_administrator.create_database()
     yield url
-    await postgres.drop_database(postgres_server, url)
+    postgres_administrator.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that has the current schema. Copy it; do not open it."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    _wait_for(migrate(f"sqlite:///{path}"))
+    return path
 
 
 @pytest.fixture
 def new_database(
-    request: pytest.FixtureRequest, tmp_path: Path, exercised_store: Callable[[str], None]
+    request: pytest.FixtureRequest, exercised_store: Callable[[str], None]
 ) -> Callable[[str], str]:
     """Call with the kind for the URL of a database for this test alone."""
 
+    # Each kind asks only for what it needs: making and removing a folder takes its time, too.
     def make(kind: str) -> str:
         if kind == "postgres":
             return str(request.getfixturevalue("postgres_database"))
         exercised_store(kind.replace("-", " "))
-        return SQLITE_URLS[kind].format(folder=tmp_path)
+        if kind == "sqlite-memory":
+            return "sqlite:///:memory:"
+        path = request.getfixturevalue("tmp_path") / "flowfabric.db"
+        shutil.copyfile(request.getfixturevalue("sqlite_template"), path)
+        return f"sqlite:///{path}"
 
     return make
 
 
-@pytest.fixture(params=[*SQLITE_URLS, "postgres"])
+@pytest.fixture(params=KINDS)
 def store_url(request: pytest.FixtureRequest, new_database: Callable[[str], str]) -> str:
     """A database of each kind in turn."""
     return new_database(request.param)

@@ -19,13 +19,15 @@ import socket
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 from urllib.parse import urlsplit
 
 import asyncpg
+import psycopg
 
 from flowfabric import migrate
 
@@ -136,24 +138,58 @@ async def server_version(url: str) -> str:
 
 async def create_database(server_url: str, template: str | None = None) -> str:
     """Create a database, empty or a copy of the one at URL `template`; return its URL."""
-    name = f"flowfabric_{uuid.uuid4().hex}"
-    # Copying files beats logging each page here: with fsync off, the checkpoint that
-    # the copy forces costs next to nothing.
-    source = f' template "{_database(template)}" strategy file_copy' if template else ""
-    await _administer(server_url, f'create database "{name}"{source}')
-    parts = urlsplit(server_url)
-    query = f"?{parts.query}" if parts.query else ""
-    return f"{parts.scheme}://{parts.netloc}/{name}{query}"
+    url, statement = _creation(server_url, template)
+    await _administer(server_url, statement)
+    return url
 
 
 async def drop_database(server_url: str, url: str) -> None:
     """Drop the database at `url`, cutting off whoever is still connected to it."""
-    await _administer(server_url, f'drop database if exists "{_database(url)}" with (force)')
+    await _administer(server_url, _removal(url))
+
+
+class Administrator:
+    """Creates and drops databases on one connection: making one takes a quarter of such work."""
+
+    def __init__(self, server_url: str, connection: psycopg.Connection) -> None:
+        self._server_url = server_url
+        self._connection = connection
+
+    def create_database(self, template: str | None = None) -> str:
+        """As the function does."""
+        url, statement = _creation(self._server_url, template)
+        self._connection.execute(statement.encode())
+        return url
+
+    def drop_database(self, url: str) -> None:
+        self._connection.execute(_removal(url).encode())
+
+
+@contextmanager
+def administering(server_url: str) -> Iterator[Administrator]:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        yield Administrator(server_url, connection)
 
 
 async def prepare_template(url: str) -> None:
     """Bring the empty database at `url` to the current schema."""
     await migrate(url)
+
+
+def _creation(server_url: str, template: str | None) -> tuple[str, str]:
+    """The URL of a database yet to be made, and what makes it."""
+    name = f"flowfabric_{uuid.uuid4().hex}"
+    # Copying files beats logging each page here: with fsync off, the checkpoint that
+    # the copy forces costs next to nothing.
+    source = f' template "{_database(template)}" strategy file_copy' if template else ""
+    parts = urlsplit(server_url)
+    query = f"?{parts.query}" if parts.query else ""
+    url = f"{parts.scheme}://{parts.netloc}/{name}{query}"
+    return url, f'create database "{name}"{source}'
+
+
+def _removal(url: str) -> str:
+    return f'drop database if exists "{_database(url)}" with (force)'
 
 
 async def _administer(server_url: str, statement: str) -> None:

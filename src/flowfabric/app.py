@@ -14,23 +14,24 @@ and closes it explicitly.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from msgspec import structs
 
+from flowfabric import streams
 from flowfabric.blocking import Blocking
 from flowfabric.budgets import AppBudgets
 from flowfabric.codec import Codec, check_codec
 from flowfabric.config import EngineConfig
-from flowfabric.connection import CheckedCalls, Opened, connect, migrate
+from flowfabric.connection import connect, migrate
 from flowfabric.core.ids import named_flow_id
 from flowfabric.core.workers import LaneWeights
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.events import Told
 from flowfabric.errors import Unavailable
-from flowfabric.feed import Feed
 from flowfabric.flows.builder import Flow
 from flowfabric.flows.run import FlowRun
 from flowfabric.limits import AppLimits
@@ -40,19 +41,19 @@ from flowfabric.registry import (
     Registry,
     TaskOptions,
     check_app,
-    check_calls,
     check_middleware,
     check_settings,
 )
-from flowfabric.run import Run
+from flowfabric.run import Opened, Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import Clock
-from flowfabric.submission import Options, check_options, read_submission
+from flowfabric.submission import Options, check_calls, check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
+from flowfabric.worker.functions import check_not_imported
 from flowfabric.worker.leases import CONNECTIONS_MAX, Connect
-from flowfabric.worker.resources import Factory, Resources
+from flowfabric.worker.resources import Factory
 from flowfabric.worker.worker import (
     Stopping,
     Worker,
@@ -76,7 +77,11 @@ READY_S = 2.0
 """How long the database may take to answer before it counts as away, for `check_ready`."""
 
 
-class App(Feed, Registry):
+TESTS_OF_NO_APP: Final[list["App"]] = []
+"""Test apps that were not told for which app they stand in, while they are open."""
+
+
+class App(Registry):
     """Tasks on one database."""
 
     def __init__(
@@ -116,17 +121,21 @@ class App(Feed, Registry):
             check_codec(codec)
         self.url = url
         self.codec = codec
-        self.resources = Resources()
-        self._middleware: list[Middleware] = []
+        self.middlewares: list[Middleware] = []
         self.adopted: list[App] = []
         """Apps whose tasks this one runs."""
         self._stand_ins: list[App] = []
-        self._config = config
-        self._clock = clock
         self._pool_max = pool_max
         self._migrate = migrate and url != MEMORY_URL
-        self._listen_url = listen_url
-        self._token = token
+        self._connect_to = partial(
+            connect,
+            url,
+            config=config,
+            clock=clock,
+            codec=codec,
+            listen_url=listen_url,
+            token=token,
+        )
         self._opened: Opened | None = None
         self._workers: dict[Worker, asyncio.Event] = {}
         """The workers that run, each with an event that is set when it has ended."""
@@ -169,45 +178,40 @@ class App(Feed, Registry):
     ) -> "Task[..., object] | TaskDecorator":
         """Make a function a task, under its own name or another `name`; see `TaskOptions`.
 
-        Async functions run on the worker's event loop, plain ones in a thread; with
-        `executor="process"` in another process. A name may have several versions side by side:
-        a run stays with the version it began with.
+        Async functions run on the worker's event loop, plain ones in a thread or, with
+        `executor="process"`, in another process. A name may have several versions side by side;
+        a run keeps the version it began with.
         """
-        decorate = TaskDecorator(self, name, check_settings(settings), version)
-        return decorate if function is None else decorate.register(function)
+        checked = check_settings(settings)
+        if function is None:
+            return TaskDecorator(self, name, checked, version)
+        return self.register_task(name, function, checked, version)
 
     def middleware(self, around: M) -> M:
-        """Run a coroutine function around every handler, the first one outermost.
+        """Run a coroutine function around every handler; the first one added is outermost.
 
-        It gets the handler's context and a function that makes the call:
+        It takes the handler's context and a function that makes the call:
         `async def traced(ctx, call): …; return await call()`.
         """
         check_middleware(around)
-        self._middleware.append(around)
+        self.middlewares.append(around)
         return around
 
     def provide(self, kind: type[T], factory: Factory[T]) -> None:
         """Give handlers a resource: as `ctx.get(kind)`, and as any parameter annotated with `kind`
-        of a task declared from now on.
+        in tasks declared afterwards.
 
         `factory` returns the resource or a context manager around it, async or not, or yields it.
-        The worker makes it when it starts and closes it when it stops: by the context manager,
-        the generator, or the resource's own `aclose()` or `close()`.
+        The worker makes the resource when it starts and closes it when it stops: through the
+        context manager, the generator, or the resource's own `aclose()` or `close()`.
         """
         self.resources.provide(kind, factory)
 
-    def provided_kinds(self) -> AbstractSet[type]:
-        return self.resources.kinds()
-
-    @property
-    def middlewares(self) -> Sequence[Middleware]:
-        return tuple(self._middleware)
-
     def adopt(self, other: "App") -> None:
-        """Take over another app's tasks, schedules, middleware and resources.
+        """Add another app's tasks, schedules, middleware and resources to this one.
 
-        Nothing is replaced: a task or schedule whose name is taken is refused. Adopting the same
-        app again changes nothing.
+        Raises `InvalidInput` if this app already has a task or schedule of the same name.
+        Adopting the same app again changes nothing.
         """
         if other in self.adopted:
             return
@@ -218,12 +222,12 @@ class App(Feed, Registry):
         self.schedules += [
             structs.replace(each, namespace=self.namespace) for each in other.schedules
         ]
-        self._middleware += other.middlewares
+        self.middlewares += other.middlewares
         self.resources.adopt(other.resources)
         self.adopted.append(other)
 
     def meet(self, task: Task[..., object]) -> None:
-        """Called with every task that is submitted through this app."""
+        """Called with every task submitted through this app."""
 
     @property
     def _acting(self) -> "App":
@@ -264,32 +268,34 @@ class App(Feed, Registry):
     ) -> Run[R]: ...
     @overload
     async def submit(self, call: Call[R], /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
-    async def submit(self, what: object, /, *args: object, **given: object) -> Run[object]:
+    async def submit(self, what: object, /, *args: object, **keywords: object) -> Run[object]:
         """Store an execution and return at once; see `SubmitOptions`.
 
-        Options are given by keyword beside the task's positional arguments. To use
-        options and keyword arguments together, make a call first:
-        `submit(publish(42, draft=True), priority=10)`.
+        Pass options by keyword after the task's positional arguments. To combine options with
+        keyword arguments, make a call first: `submit(publish(42, draft=True), priority=10)`.
 
         With `connection=` the execution becomes part of that connection's open
         transaction: it exists if and when the transaction commits.
         """
-        call, options = read_submission(what, args, given)
-        return await (await self._checked([call], options)).submit()
+        call, options = read_submission(what, args, keywords)
+        (run,) = await self._submit([call], options, grouped=True)
+        return run
 
     async def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> list[Run[R]]:
         """Submit many calls, `[publish(1), publish(2)]`, in as few transactions as possible."""
-        chosen, calls = check_options(options), check_calls(calls)
-        return await (await self._checked(calls, chosen)).submit_many()
+        chosen = check_options(options)
+        return await self._submit(check_calls(calls), chosen, grouped=False)
 
-    async def _checked(self, calls: Sequence[Call[R]], options: Options) -> CheckedCalls[R]:
+    async def _submit(
+        self, calls: Sequence[Call[R]], options: Options, *, grouped: bool
+    ) -> list[Run[R]]:
         acting = self._acting
         for task in {call.task: None for call in calls}:
             acting.meet(task)
         opened = await acting._open_unless_closed()
-        return opened.check(calls, options, acting.namespace)
+        return await opened.submit(calls, options, acting.namespace, grouped=grouped)
 
     def flow(
         self,
@@ -299,10 +305,10 @@ class App(Feed, Registry):
         flow_id: str | None = None,
         budget: str | Sequence[str] = (),
     ) -> Flow:
-        """A flow to build: tasks that wait for each other's results; see `Flow.add`.
+        """A new flow: tasks that wait for each other's results; see `Flow.add`.
 
-        With a `flow_id` of your own, building and starting the same flow again adds nothing. All
-        its nodes are attached to the `budget`, or to each of several.
+        With your own `flow_id`, building and starting the same flow again adds nothing. All its
+        nodes are attached to the `budget`, or to each of several.
         """
         acting = self._acting
         return Flow(
@@ -316,24 +322,55 @@ class App(Feed, Registry):
         )
 
     def flow_run(self, flow_id: str) -> FlowRun:
-        """A flow started elsewhere, by its uuid or your own id. The app must have been opened."""
+        """A flow started elsewhere, by its uuid or your own id. The app must have been open."""
         acting = self._acting
         opened = acting._require()
         named = named_flow_id(flow_id, acting.namespace)
         return FlowRun(opened, named, namespace=acting.namespace, called=flow_id)
 
     def run(self, task: Task[..., R], execution_id: str) -> Run[R]:
-        """The run of an execution submitted elsewhere, by its id in full, its uuid, or your own id.
+        """The run of an execution submitted elsewhere, by its full id, its uuid or your own id.
 
         The app must be open, or have been, on an event loop before this one.
         """
         acting = self._acting
         return acting._require().run(task, execution_id, acting.namespace)
 
+    async def events(
+        self,
+        *,
+        after: str = streams.NOW,
+        execution_id: str | None = None,
+        task: Task[..., object] | str | None = None,
+        category: str | None = None,
+        tag: tuple[str, str] | None = None,
+    ) -> AsyncIterator[Told]:
+        """Events of this app's namespace, in order and without gaps, for ever.
+
+        Begins `now`, at the `start` of the log, or after the cursor of an event: keep the cursor
+        to continue from there, in any process. `category` is `completion`, `lease`, `signal`,
+        `operator`, `tag` or `budget`; `task` is a task or its name; `execution_id` is any id
+        that `App.run` takes.
+        """
+        opened = await self._open_unless_closed()
+        subscription = await streams.subscribe(
+            opened.engine,
+            self.namespace,
+            after=after,
+            execution_id=execution_id,
+            task=task,
+            category=category,
+            tag=tag,
+        )
+        while (event := await streams.next_event(opened.endings, subscription)) is not None:
+            yield event
+
     @cached_property
     def blocking(self) -> Blocking:
-        """The same without an event loop, for scripts and web frameworks like Django."""
-        return Blocking(self._connect, self.namespace, self.meet, lambda: self._acting.blocking)
+        """The same without an event loop, for scripts and frameworks such as Django."""
+        return Blocking(
+            self._connect_unless_testing, self.namespace, self.meet, lambda: self._acting.blocking
+        )
 
     @cached_property
     def signals(self) -> Signals:
@@ -369,13 +406,26 @@ class App(Feed, Registry):
                 self._opening = asyncio.Lock()
             async with self._opening:
                 if self._opened is None:
-                    opened = await Opened.through(self._connect, self._open_unless_closed)
+                    opened = await Opened.through(
+                        self._connect_unless_testing, self._open_unless_closed
+                    )
                     self._guard = _closing_at_the_end(opened)
                     await anext(self._guard)
                     self._opened = opened
         if self._opened.loop is not asyncio.get_running_loop():
             raise Unavailable("app", "it was opened on another event loop; close it there first")
         return self._opened
+
+    async def _connect_unless_testing(self) -> Engine:
+        """Where the app must not be used, nothing is submitted or claimed."""
+        check_not_imported()
+        if any(each.is_open() for each in TESTS_OF_NO_APP):
+            raise Unavailable(
+                "app",
+                f"{self!r} is not part of the test that is open: what it submits would go to its"
+                " own database. Pass it, as in testing.engine(app=shop.app)",
+            )
+        return await self._connect()
 
     async def _open_engine(self) -> Engine:
         return (await self._open_unless_closed()).engine
@@ -387,9 +437,9 @@ class App(Feed, Registry):
         return await self.open()
 
     async def close(self) -> None:
-        """Send what is underway and disconnect. It may be opened again.
+        """Send what is pending and disconnect. The app may be opened again.
 
-        A worker that still runs is stopped first, and hands back its executions.
+        A worker that is still running stops first and hands back its executions.
         """
         if self._acting is not self:
             return  # The test closes the app that replaces it.
@@ -425,13 +475,13 @@ class App(Feed, Registry):
         stop: asyncio.Event | None = None,
         signals: bool = True,
     ) -> None:
-        """Run tasks until `stop` is set or SIGTERM or SIGINT arrives.
+        """Run tasks until `stop` is set, or SIGTERM or SIGINT arrives.
 
-        A second signal stops handlers now, and so does cancelling this. `lanes` default to those
-        of the app's tasks. `settings` holds everything else; the other arguments override it. While
-        the database is away the worker waits, even at the start; it raises `DatabaseGone` once its
-        SQLite file was deleted or replaced, and `AccessDenied` when a server refuses its token or
-        one of its requests.
+        A second signal stops handlers at once, and so does cancelling this call. `lanes` default
+        to those of the app's tasks. `settings` holds everything else; the other arguments override
+        it. While the database is away the worker waits, even at the start. Raises `DatabaseGone`
+        if its SQLite file is deleted or replaced, and `AccessDenied` if a server refuses its token
+        or one of its requests.
         """
         check_worker_settings(settings)
         chosen = (settings or WorkerSettings()).with_given(lanes, capabilities, concurrency)
@@ -452,7 +502,7 @@ class App(Feed, Registry):
     async def check_ready(self) -> None:
         """Raise unless a worker of this app takes work and its database answers.
 
-        For health checks of your own; `flowfabric worker --health-port` has them.
+        For your own health checks; `flowfabric worker --health-port` has them built in.
         """
         if not any(worker.takes_work for worker in self._workers):
             raise Unavailable("worker", "none has started here, or it is stopping")
@@ -479,7 +529,7 @@ class App(Feed, Registry):
             settings=settings,
             submissions=opened.submissions,
             resources=self.resources,
-            middleware=self._middleware,
+            middleware=self.middlewares,
             connect=own,
             namespace=self._acting.namespace,
         )
@@ -488,16 +538,10 @@ class App(Feed, Registry):
         if self._migrate:
             await migrate(self.url)
             self._migrate = False
-        return await connect(
-            self.url,
-            config=self._config,
-            clock=self._clock,
-            pool_max=self._pool_max if pool_max is None else pool_max,
-            codec=self.codec,
-            listen_url=self._listen_url,
-            token=self._token,
-            set_up=pool_max is None,  # A second engine must find the file of the first.
-        )
+        if pool_max is None:
+            return await self._connect_to(pool_max=self._pool_max)
+        # A second engine must find the file of the first.
+        return await self._connect_to(pool_max=pool_max, set_up=False)
 
     def _require(self) -> Opened:
         if self._opened is None:
@@ -513,14 +557,14 @@ async def _closing_at_the_end(opened: Opened) -> AsyncGenerator[None, None]:
         await opened.close()
 
 
+@dataclass(frozen=True)
 class TaskDecorator:
-    """What `@app.task(…)` returns: makes a task of a function."""
+    """What `@app.task(…)` returns: makes a function a task."""
 
-    def __init__(self, app: App, name: str | None, settings: TaskSettings, version: int) -> None:
-        self._app = app
-        self._name = name
-        self._settings = settings
-        self._version = version
+    _app: App
+    _name: str | None
+    _settings: TaskSettings
+    _version: int
 
     @overload
     def __call__(
@@ -533,7 +577,4 @@ class TaskDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Callable[..., object], /) -> Task[..., object]:
-        return self.register(function)
-
-    def register(self, function: Callable[..., object]) -> Task[..., object]:
         return self._app.register_task(self._name, function, self._settings, self._version)

@@ -97,26 +97,22 @@ class GroupCommit(Generic[Item, Answer]):
         and the end of the task would otherwise wait for a flush that never looks again.
         """
         try:
-            await self._flush_waiting()
+            # Even without a delay, coroutines that are about to run join in.
+            await asyncio.sleep(self._delay_s)
+            while self._waiting:
+                count = min(len(self._waiting), self._count_max)
+                await self._commit_batch([self._waiting.popleft() for _ in range(count)])
         finally:
             self._flushes = {task for task in self._flushes if task is not asyncio.current_task()}
 
-    async def _flush_waiting(self) -> None:
-        # Even without a delay, coroutines that are about to run join in.
-        await asyncio.sleep(self._delay_s)
-        while batch := self._take():
-            items = [entry.item for entry in batch]
-            try:
-                answers = await self._commit(items)
-            except Exception as error:
-                await self._split(batch, error)
-            else:
-                for entry, answer in zip(batch, answers, strict=True):
-                    entry.tell(answer)
-
-    def _take(self) -> list[Entry[Item, Answer]]:
-        count = min(len(self._waiting), self._count_max)
-        return [self._waiting.popleft() for _ in range(count)]
+    async def _commit_batch(self, batch: list[Entry[Item, Answer]]) -> None:
+        try:
+            answers = await self._commit([entry.item for entry in batch])
+        except Exception as error:
+            await self._split(batch, error)
+        else:
+            for entry, answer in zip(batch, answers, strict=True):
+                entry.tell(answer)
 
     async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
         """A refused item does not fail its batch: each is tried alone."""

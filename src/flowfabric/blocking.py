@@ -11,26 +11,23 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from flowfabric import feed
+from flowfabric import streams
 from flowfabric.budgets import AppBudgets
-from flowfabric.connection import CheckedCalls, Opened
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.events import Told
+from flowfabric.engine.events import Subscription, Told
 from flowfabric.errors import Unavailable
 from flowfabric.parts import AppPart, Twin, waits
-from flowfabric.registry import check_calls
-from flowfabric.run import Run
+from flowfabric.run import Opened, Run
 from flowfabric.signals import Signals
 from flowfabric.store.base import drive
 from flowfabric.streams import Frame
-from flowfabric.submission import Options, check_options, read_submission
+from flowfabric.submission import Options, check_calls, check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task
 
-A = TypeVar("A")
-A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 Part_co = TypeVar("Part_co", bound=AppPart, covariant=True)
 R = TypeVar("R")
@@ -40,6 +37,22 @@ Ts = TypeVarTuple("Ts")
 
 AT_EXIT_S: Final = 2.0
 """How long the end of the process waits for a background loop to end its tasks."""
+
+
+def _iterated(
+    subscribe: Callable[Concatenate[Engine, str, P], Coroutine[object, object, Subscription[Told]]],
+) -> "Callable[Concatenate[Blocking, P], Iterator[Told]]":
+    """A function that subscribes, as a method that iterates. It begins when it is called."""
+
+    def iterate(self: "Blocking", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Told]:
+        acting = self.acting
+        opened = acting._open()
+        subscription = acting.wait(subscribe(opened.engine, acting.namespace, *args, **kwargs))
+        read = partial(streams.next_event, opened.endings, subscription)
+        return iter(lambda: acting.wait(read()), None)
+
+    functools.update_wrapper(iterate, subscribe)
+    return iterate
 
 
 class Blocking:
@@ -76,60 +89,36 @@ class Blocking:
     ) -> "BlockingRun[R]": ...
     @overload
     def submit(self, call: Call[R], /, **options: Unpack[SubmitOptions]) -> "BlockingRun[R]": ...
-    def submit(self, what: object, /, *args: object, **given: object) -> "BlockingRun[object]":
+    def submit(self, what: object, /, *args: object, **keywords: object) -> "BlockingRun[object]":
         """Store an execution; see `App.submit`."""
-        call, options = read_submission(what, args, given)
-        acting = self.acting
-        run = acting._storing(options, acting._checked([call], options).submit())
-        return BlockingRun(acting, run)
+        call, options = read_submission(what, args, keywords)
+        (run,) = self._submit([call], options, grouped=True)
+        return run
 
     def submit_many(
         self, calls: Sequence[Call[R]], **options: Unpack[SubmitOptions]
     ) -> "list[BlockingRun[R]]":
         """Submit many calls at once; see `App.submit_many`."""
-        chosen, calls = check_options(options), check_calls(calls)
+        chosen = check_options(options)
+        return self._submit(check_calls(calls), chosen, grouped=False)
+
+    def _submit(
+        self, calls: Sequence[Call[R]], options: Options, *, grouped: bool
+    ) -> "list[BlockingRun[R]]":
         acting = self.acting
-        runs = acting._storing(chosen, acting._checked(calls, chosen).submit_many())
-        return [BlockingRun(acting, run) for run in runs]
-
-    def _checked(self, calls: Sequence[Call[R]], options: Options) -> CheckedCalls[R]:
         for task in {call.task: None for call in calls}:
-            self._meet(task)
-        return self._open().check(calls, options, self.namespace)
-
-    def _storing(self, options: Options, work: Coroutine[object, object, T]) -> T:
-        """Wait for a submission; one that joins a transaction never waits, and runs here."""
-        return self.wait(work) if options.connection is None else drive(work)
+            acting._meet(task)
+        work = acting._open().submit(calls, options, acting.namespace, grouped=grouped)
+        # A submission that joins a transaction never waits, and runs here.
+        runs = acting.wait(work) if options.connection is None else drive(work)
+        return [BlockingRun(acting, run) for run in runs]
 
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
         """The run of an execution submitted elsewhere; see `App.run`."""
         acting = self.acting
         return BlockingRun(acting, acting._open().run(task, execution_id, acting.namespace))
 
-    def events(
-        self,
-        *,
-        after: str = feed.NOW,
-        execution_id: str | None = None,
-        task: Task[..., object] | str | None = None,
-        category: str | None = None,
-        tag: tuple[str, str] | None = None,
-    ) -> Iterator[Told]:
-        """What happens to the app's executions, as it happens; see `App.events`. Begins at once."""
-        acting = self.acting
-        opened = acting._open()
-        subscription = acting.wait(
-            feed.subscribe(
-                opened.engine,
-                acting.namespace,
-                after=after,
-                execution_id=execution_id,
-                task=task,
-                category=category,
-                tag=tag,
-            )
-        )
-        return iter(lambda: acting.wait(feed.next_told(opened, subscription)), None)
+    events = _iterated(streams.subscribe)
 
     @property
     def signals(self) -> "BlockingSignals":
@@ -234,29 +223,7 @@ def _start_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class Joining(Twin[A_co]):
-    """A twin, some of whose methods can join the transaction of a connection."""
-
-    def _call(
-        self, method: Callable[[A_co], Coroutine[object, object, T]], connection: object = None
-    ) -> T:
-        raise NotImplementedError
-
-
-def joins(
-    method: Callable[Concatenate[A, P], Coroutine[object, object, T]],
-) -> Callable[Concatenate[Joining[A], P], T]:
-    """`waits` for a method with `connection=`; the twin takes one that is not async."""
-
-    def call(self: Joining[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        connection = kwargs.get("connection")
-        return self._call(lambda other: method(other, *args, **kwargs), connection)
-
-    functools.update_wrapper(call, method)
-    return call
-
-
-class BlockingRun(Joining[Run[R_co]]):
+class BlockingRun(Twin[Run[R_co]]):
     """A submitted execution, for code without an event loop."""
 
     def __init__(self, blocking: Blocking, run: Run[R_co]) -> None:
@@ -265,7 +232,7 @@ class BlockingRun(Joining[Run[R_co]]):
         self._run = run
 
     def _call(
-        self, method: Callable[[Run[R_co]], Coroutine[object, object, T]], connection: object = None
+        self, method: Callable[[Run[R_co]], Coroutine[object, object, T]], connection: object
     ) -> T:
         return self._blocking.sending(connection, method(self._run))
 
@@ -283,7 +250,7 @@ class BlockingRun(Joining[Run[R_co]]):
 
     state = waits(Run.state)
     cancel = waits(Run.cancel)
-    signal = joins(Run.signal)
+    signal = waits(Run.signal)
     snapshot = waits(Run.snapshot)
     steps = waits(Run.steps)
     frames = waits(Run.frames)
@@ -292,7 +259,7 @@ class BlockingRun(Joining[Run[R_co]]):
     why = waits(Run.why)
 
 
-class BlockingPart(Joining[Part_co]):
+class BlockingPart(Twin[Part_co]):
     """A part of an app, for code without an event loop."""
 
     def __init__(self, blocking: Blocking, part: type[Part_co]) -> None:
@@ -300,7 +267,7 @@ class BlockingPart(Joining[Part_co]):
         self._part = part
 
     def _call(
-        self, method: Callable[[Part_co], Coroutine[object, object, T]], connection: object = None
+        self, method: Callable[[Part_co], Coroutine[object, object, T]], connection: object
     ) -> T:
         acting = self._blocking.acting
         part = self._part.on(acting.open(), acting.namespace)
@@ -310,8 +277,8 @@ class BlockingPart(Joining[Part_co]):
 class BlockingSignals(BlockingPart[Signals]):
     """Signals, for code without an event loop."""
 
-    deliver = joins(Signals.deliver)
-    send = joins(Signals.send)
+    deliver = waits(Signals.deliver)
+    send = waits(Signals.send)
     token = waits(Signals.token)
     pending = waits(Signals.pending)
 
@@ -321,4 +288,4 @@ class BlockingBudgets(BlockingPart[AppBudgets]):
 
     status = waits(AppBudgets.status)
     reset = waits(AppBudgets.reset)
-    report = joins(AppBudgets.report)
+    report = waits(AppBudgets.report)

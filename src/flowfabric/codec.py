@@ -6,9 +6,10 @@
 
     app = App(url, codec=Sealed())
 
-It encodes arguments (also those of flow nodes and schedules), results of runs and steps, payloads
-of signals, values passed within flows, and what handlers emit. Encoded values are marked, so that
-values stored before there was a codec can still be read, and no value is encoded twice.
+It encodes arguments (also those of flow nodes and schedules), results of runs and steps, failures
+of steps that later runs raise again, payloads of signals, values passed within flows, and what
+handlers emit. Encoded values are marked, so that values stored before the app had a codec remain
+readable, and no value is encoded twice.
 """
 
 import asyncio

@@ -1,28 +1,15 @@
-"""From a URL to an open engine, and to what an app keeps beside it."""
+"""From a URL to an open engine."""
 
-import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from shlex import quote
-from typing import Final, Generic, Self, TypeVar
+from typing import Final
 
 from flowfabric.codec import Codec, CodedValues
 from flowfabric.config import EngineConfig
-from flowfabric.core.creation import Checked
-from flowfabric.core.results import Created, CreateResult
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import SchemaTooOld, Unavailable
-from flowfabric.obstacles import Obstacles
-from flowfabric.parts import engine_on
-from flowfabric.registry import check_task
-from flowfabric.run import Endings, Run
 from flowfabric.store.base import Clock
 from flowfabric.store.urls import HTTP, open_store, redact
-from flowfabric.submission import Options, Submissions
-from flowfabric.task import Call, Task
-
-R = TypeVar("R")
 
 TOKEN_VARIABLE: Final = "FLOWFABRIC_TOKEN"
 
@@ -60,7 +47,9 @@ async def _reach(url: str, token: str | None) -> Engine:
     try:
         from flowfabric.remote import RemoteEngine
     except ModuleNotFoundError as error:
-        raise Unavailable("http", f"needs {error.name}: pip install flowfabric[remote]") from error
+        raise Unavailable(
+            "http", f"needs {error.name}: pip install 'flowfabric[remote]'"
+        ) from error
     return await RemoteEngine.reach(url, token or os.environ.get(TOKEN_VARIABLE) or None)
 
 
@@ -71,96 +60,3 @@ async def migrate(url: str) -> tuple[str, ...]:
         return tuple(await store.migrate())
     finally:
         await store.close()
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What an app has while it is open, on the event loop it was opened on."""
-
-    engine: Engine
-    submissions: Submissions
-    endings: Endings
-    loop: asyncio.AbstractEventLoop
-    again: "Callable[[], Awaitable[Opened]] | None" = None
-    blocks: bool = False
-    """Whether callers wait without an event loop: their connections are not async."""
-
-    @classmethod
-    async def through(
-        cls,
-        connect: Callable[[], Awaitable[Engine]],
-        again: "Callable[[], Awaitable[Opened]] | None" = None,
-        *,
-        blocks: bool = False,
-    ) -> Self:
-        """`again` opens it on another event loop, for use after this one has ended."""
-        engine = await connect()
-        loop = asyncio.get_running_loop()
-        endings = Endings(engine, Obstacles(engine))
-        return cls(engine, Submissions(engine), endings, loop, again, blocks)
-
-    async def on_this_loop(self) -> "Opened":
-        """The same on the event loop of the caller."""
-        return self if self.again is None else await self.again()
-
-    def engine_on(self, connection: object) -> Engine:
-        """The engine inside the transaction of a caller's connection, if there is one."""
-        return engine_on(self.engine, connection, sync=self.blocks)
-
-    def check(
-        self, calls: Sequence[Call[R]], options: Options, namespace: str
-    ) -> "CheckedCalls[R]":
-        """What to submit; a bad call is refused here, on the caller's thread."""
-        checked = self.submissions.check(calls, options, namespace)
-        return CheckedCalls(self, calls, options, namespace, checked)
-
-    def run(self, task: Task[..., R], execution_id: str, namespace: str) -> Run[R]:
-        """The run of an execution submitted elsewhere; see `App.run`."""
-        check_task("run", task)
-        found = self.engine.named_execution_id(execution_id, namespace)
-        return Run(self, task, found, namespace=namespace, called=execution_id)
-
-    async def close(self) -> None:
-        """Send what is underway and disconnect."""
-        await self.submissions.close()
-        await self.endings.close()
-        await self.engine.close()
-
-
-@dataclass(frozen=True)
-class CheckedCalls(Generic[R]):
-    """Calls that are about to be submitted."""
-
-    opened: Opened
-    calls: Sequence[Call[R]]
-    options: Options
-    namespace: str
-    checked: Sequence[Checked]
-
-    async def submit(self) -> Run[R]:
-        """Submit the only one of them, together with others of this process."""
-        (call,), (checked,) = self.calls, self.checked
-        if self.options.connection is None:
-            created = await self.opened.submissions.submit(checked)
-        else:
-            (created,) = await self._create_joined()
-        return self._run(call, created)
-
-    async def submit_many(self) -> list[Run[R]]:
-        """Submit all of them, in as few transactions as possible."""
-        if self.options.connection is None:
-            created = await self.opened.submissions.submit_many(self.checked)
-        else:
-            created = await self._create_joined()
-        return [self._run(call, each) for call, each in zip(self.calls, created, strict=True)]
-
-    async def _create_joined(self) -> list[CreateResult]:
-        engine, connection = self.opened.engine, self.options.connection
-        if self.opened.blocks:
-            return engine.create_checked_on_sync(connection, self.checked)
-        return await engine.create_checked_on(connection, self.checked)
-
-    def _run(self, call: Call[R], created: CreateResult) -> Run[R]:
-        # One that was just created is known to be in its namespace.
-        namespace = None if isinstance(created, Created) else self.namespace
-        return Run(self.opened, call.task, created.execution_id, namespace=namespace)

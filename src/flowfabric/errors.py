@@ -125,7 +125,9 @@ class FlowFabricError(Exception):
 
 
 _NOT_GIVEN: Final = object()
-_LOST: Final = "; it may have been done: repeat it with the same idempotency key to be sure"
+REPEAT_TO_BE_SURE: Final = (
+    "; it may have been done: repeat it with the same idempotency key to be sure"
+)
 
 
 class NotFound(FlowFabricError, http_status=404):
@@ -156,9 +158,19 @@ class Transport(FlowFabricError):
         kind: BackendErrorKind = BackendErrorKind.OTHER,
         may_have_happened: bool = False,
     ) -> None:
-        super().__init__(f"transport ({backend}): {detail}{_LOST if may_have_happened else ''}")
+        super().__init__(
+            f"transport ({backend}): {detail}{REPEAT_TO_BE_SURE if may_have_happened else ''}"
+        )
         self.backend, self.kind, self.may_have_happened = backend, kind, may_have_happened
         self.error_class = ErrorClass.RETRYABLE if kind.retryable else ErrorClass.TERMINAL
+
+
+class FileLocked(Transport, http_status=503):
+    """Another process keeps the file of the database locked."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("sqlite", detail, kind=BackendErrorKind.BUSY_LOADING)
+        self.detail, self.args = detail, (detail,)
 
 
 class AccessDenied(FlowFabricError, http_status=403):
@@ -455,8 +467,6 @@ class RetryExhausted(Contention, http_status=503):
     """The transaction kept colliding with others. Try again later."""
 class LockTimeout(RetryExhausted):
     """Another transaction holds a lock on a row this one needs, such as a key it inserted."""
-class FileLocked(RetryExhausted):
-    """Another process keeps the file of the database locked."""
 class KeyUndecided(Contention):
     """Another open transaction is deciding the same idempotency key or id. Try again."""
 

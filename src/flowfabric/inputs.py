@@ -20,7 +20,7 @@ JSON_WITH_INPUTS: Final = "json+inputs"
 
 
 class Incomplete(Struct, frozen=True):
-    """A payload some of whose arguments are still to come."""
+    """A payload that still lacks some arguments."""
 
     arguments: dict[str, msgspec.Raw]
     inputs: dict[str, str | list[str]]
@@ -51,36 +51,36 @@ def compose(
     argument, or to `*args`; without such a parameter they are not passed on.
     """
     arguments = task.arguments
-    given = arguments.bind_some(args, kwargs)
+    bound = arguments.bind_some(args, kwargs)
     if join is not None:
-        taker = _taker(arguments, given)
+        taker = _taker(arguments, bound)
         if taker is not None:
-            given[taker] = list(join)
+            bound[taker] = list(join)
     for name in arguments.required:
-        if name not in given:
+        if name not in bound:
             raise InvalidInput(f"argument {name} of {task.name}", "is missing")
-    sources = {name: found for name, value in given.items() if (found := _sources(name, value))}
+    sources = {name: source for name, value in bound.items() if (source := _sources(name, value))}
     if not sources:
-        return Composed(arguments.encode_some(given), JSON, ())
+        return Composed(arguments.encode_some(bound), JSON, ())
     if some_may_be_missing:
         _check_may_miss(task, sources)
-    plain = arguments.encode_some({n: value for n, value in given.items() if n not in sources})
+    plain = arguments.encode_some({n: value for n, value in bound.items() if n not in sources})
     payload = Incomplete(
         arguments=msgspec.json.decode(plain, type=dict[str, msgspec.Raw]),
         inputs={
-            name: found.name if isinstance(found, Source) else [each.name for each in found]
-            for name, found in sources.items()
+            name: source.name if isinstance(source, Source) else [each.name for each in source]
+            for name, source in sources.items()
         },
     )
     passed: dict[str, Source] = {}
-    for found in sources.values():
-        passed |= {each.name: each for each in ([found] if isinstance(found, Source) else found)}
+    for source in sources.values():
+        passed |= {each.name: each for each in ([source] if isinstance(source, Source) else source)}
     return Composed(msgspec.json.encode(payload), JSON_WITH_INPUTS, tuple(passed.values()))
 
 
-def _taker(arguments: Arguments, given: Mapping[str, object]) -> str | None:
+def _taker(arguments: Arguments, bound: Mapping[str, object]) -> str | None:
     for name in (*arguments.required, arguments.rest()):
-        if name is not None and name not in given:
+        if name is not None and name not in bound:
             return name
     return None
 
@@ -90,21 +90,21 @@ def _sources(name: str, value: object) -> Source | list[Source] | None:
         return value
     if not isinstance(value, list | tuple):
         return None
-    found = [each for each in value if isinstance(each, Source)]
-    if found and len(found) < len(value):
+    source = [each for each in value if isinstance(each, Source)]
+    if source and len(source) < len(value):
         raise InvalidInput(
             f"argument {name}",
             "mixes nodes with other values; pass the other values as a separate argument",
         )
-    return found or None
+    return source or None
 
 
 def _check_may_miss(task: Task[..., object], sources: Mapping[str, Source | list[Source]]) -> None:
-    for name, found in sources.items():
-        if isinstance(found, Source) and not task.arguments.takes_none(name):
+    for name, source in sources.items():
+        if isinstance(source, Source) and not task.arguments.takes_none(name):
             raise InvalidInput(
                 f"argument {name} of {task.name}",
-                f"may have no value, for the task may run without {found.name}; let it be"
+                f"may have no value, for the task may run without {source.name}; let it be"
                 " None or have a default, or use `join`",
             )
 

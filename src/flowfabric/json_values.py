@@ -12,10 +12,11 @@ import copy
 import dataclasses
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from operator import is_
 from typing import Final, Protocol, Self, TypeVar, runtime_checkable
 from uuid import UUID
 
@@ -29,6 +30,8 @@ from flowfabric.errors import InvalidInput, abbreviated
 #
 # Pydantic writes asterisks for them, unless the program has a serializer for the field, the
 # model or the type, which the model's schema shows.
+
+T = TypeVar("T")
 
 _NO_PARTS: Final = ("metadata", "serialization", "config")
 SECRET: Final = "get_secret_value"
@@ -56,12 +59,15 @@ def _search(node: object, place: str) -> str | None:
 
 
 def _search_in(node: Mapping[str, object], place: str) -> str | None:
-    writer = _serializer(node)
-    if writer is not None and not _is_pydantics(writer):
-        # The program has a serializer for it.
-        return None
-    if writer is not None and "secret" in str(getattr(writer, "__qualname__", "")):
-        return place
+    how = node.get("serialization")
+    writer: object = how.get("function") if isinstance(how, Mapping) else None
+    if writer is not None:
+        module = str(getattr(writer, "__module__", ""))
+        if module.partition(".")[0] != "pydantic":
+            # The program has a serializer for it.
+            return None
+        if "secret" in str(getattr(writer, "__qualname__", "")):
+            return place
     match node:
         case {"type": "model", "cls": type() as kind, "schema": inner}:
             return _search(inner, kind.__name__)
@@ -72,16 +78,6 @@ def _search_in(node: Mapping[str, object], place: str) -> str | None:
         case _:
             parts = (each for key, each in node.items() if key not in _NO_PARTS)
             return _first(_search(each, place) for each in parts)
-
-
-def _serializer(node: Mapping[str, object]) -> object:
-    how = node.get("serialization")
-    function: object = how.get("function") if isinstance(how, Mapping) else None
-    return function
-
-
-def _is_pydantics(function: object) -> bool:
-    return str(getattr(function, "__module__", "")).partition(".")[0] == "pydantic"
 
 
 def _first(found: Iterable[str | None]) -> str | None:
@@ -109,30 +105,26 @@ def _shown(value: object) -> object:
     if type(value) in _WHOLE:
         return value
     if isinstance(value, dict):
-        return _shown_dict(value)
+        if _WHOLE.issuperset(map(type, value.values())):
+            return value
+        members = {key: _shown(each) for key, each in value.items()}
+        return value if all(map(is_, members.values(), value.values())) else members
     if isinstance(value, list | tuple | set | frozenset):
         if _WHOLE.issuperset(map(type, value)):
             return value
         items = [_shown(each) for each in value]
-        return value if all(map(_is, items, value)) else items
+        return value if all(map(is_, items, value)) else items
     return _shown_object(value)
-
-
-def _shown_dict(value: dict[object, object]) -> object:
-    if _WHOLE.issuperset(map(type, value.values())):
-        return value
-    items = {key: _shown(each) for key, each in value.items()}
-    return value if all(map(_is, items.values(), value.values())) else items
 
 
 def _shown_object(value: object) -> object:
     kind: type = type(value)
-    names, private = _fields(kind)
-    found = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    shown = {name: _shown(each) for name, each in found.items()}
+    names, private = fields_of(kind)
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    shown = {name: _shown(each) for name, each in held.items()}
     if private:
         return shown
-    changed = {name: each for name, each in shown.items() if each is not found[name]}
+    changed = {name: each for name, each in shown.items() if each is not held[name]}
     if not changed:
         return value
     made = copy.copy(value)
@@ -145,7 +137,7 @@ def _shown_object(value: object) -> object:
 
 
 @lru_cache(maxsize=1024)
-def _fields(kind: type) -> tuple[tuple[str, ...], bool]:
+def fields_of(kind: type) -> tuple[tuple[str, ...], bool]:
     """The fields of a class, and whether the encoder would omit some."""
     if issubclass(kind, Struct):
         return kind.__struct_fields__, False
@@ -157,13 +149,9 @@ def _fields(kind: type) -> tuple[tuple[str, ...], bool]:
     return names, any(name.startswith("_") for name in names)
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
-
-
 # Keys of one dictionary that are the same text in JSON -----------------------
 #
-# This is asked of every value, so it only says whether there are any; where is found out later.
+# Every value is checked for them, so this only says whether there are any, not where.
 
 _TEXT: Final = frozenset({str})
 
@@ -173,7 +161,7 @@ def has_colliding_keys(value: object) -> bool:
     if kind in _WHOLE:
         return False
     if isinstance(value, dict):
-        if not _TEXT.issuperset(map(type, value)) and _collision(value):
+        if not _TEXT.issuperset(map(type, value)) and _collision(value) is not None:
             return True
         inside: Iterable[object] = value.values()
     elif isinstance(value, list | tuple):
@@ -185,15 +173,21 @@ def has_colliding_keys(value: object) -> bool:
     return not _WHOLE.issuperset(map(type, inside)) and any(map(has_colliding_keys, inside))
 
 
-def _where_keys_collide(value: object) -> tuple[str, str]:
-    """The place of a dictionary with such keys, and the keys."""
-    found = _collision(value) if isinstance(value, dict) else ""
-    if not found:
-        for place, each in _parts_of(value):
-            if has_colliding_keys(each):
-                within, keys = _where_keys_collide(each)
-                return place + within, keys
-    return "", found
+def _where(
+    value: object, trouble: Callable[[object], T | None], seen: set[int]
+) -> tuple[str, T] | None:
+    """The first place in a value with trouble, and which; the value may contain itself."""
+    found = trouble(value)
+    if found is not None:
+        return "", found
+    if type(value) in _WHOLE or id(value) in seen:
+        return None
+    seen.add(id(value))
+    for place, each in _parts_of(value):
+        within = _where(each, trouble, seen)
+        if within is not None:
+            return place + within[0], within[1]
+    return None
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]]:
@@ -203,42 +197,32 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"[{number}]", each) for number, each in enumerate(value))
     else:
         kind: type = type(value)
-        names, _ = _fields(kind)
+        names, _ = fields_of(kind)
         yield from ((f".{name}", getattr(value, name, None)) for name in names)
 
 
-def _collision(value: dict[object, object]) -> str:
-    """Two keys of a dictionary that would be one; empty if there are none."""
-    if len(set(map(type, value))) < 2:
-        return ""
+def _collision(value: object) -> str | None:
+    """Two keys of a dictionary that would be one."""
+    if not isinstance(value, dict) or len(set(map(type, value))) < 2:
+        return None
     seen: dict[object, object] = {}
     for key in value:
         (text,) = msgspec.to_builtins({key: None}, str_keys=True)
         if text in seen:
             return f"the keys {seen[text]!r} and {key!r}"
         seen[text] = key
-    return ""
+    return None
 
 
 # Keys that have no text in JSON: None, true, tuples -------------------------
 #
 # The encoder asks about such a key as about any other value it does not know, without saying that
-# it is one. So where it is, is found out once the value has been refused.
+# it is a key. So we look for its place once the value has been refused.
 
 
-def _key_without_text(value: object, seen: set[int]) -> tuple[str, object] | None:
-    """The place of a dictionary with such a key, and the key. A value may contain itself."""
-    if type(value) in _WHOLE or id(value) in seen:
-        return None
-    seen.add(id(value))
-    for key in value if isinstance(value, dict) else ():
-        if not _has_text(key):
-            return "", key
-    for place, each in _parts_of(value):
-        found = _key_without_text(each, seen)
-        if found is not None:
-            return place + found[0], found[1]
-    return None
+def _key_without_text(value: object) -> str | None:
+    keys = value if isinstance(value, dict) else ()
+    return next((abbreviated(key) for key in keys if not _has_text(key)), None)
 
 
 def _has_text(key: object) -> bool:
@@ -248,8 +232,6 @@ def _has_text(key: object) -> bool:
         return False
     return True
 
-
-T = TypeVar("T")
 
 UNREADABLE = (
     "was stored through a codec that this app does not have, or that could not read it; see"
@@ -273,17 +255,17 @@ def encode_value(field: str, value: object) -> bytes:
         value = with_private_fields(value)
         data = _ENCODER.encode(value)
         # Only a null in the JSON can stand for a number that JSON lacks.
-        place = (
-            _not_finite(msgspec.to_builtins(value, enc_hook=_plain_or_raw))
+        lacking = (
+            _where(msgspec.to_builtins(value, enc_hook=_plain_or_raw), _not_finite, set())
             if b"null" in data
             else None
         )
-        clash = _where_keys_collide(value) if has_colliding_keys(value) else None
+        clash = _where(value, _collision, set()) if has_colliding_keys(value) else None
     except Exception as error:
         raise _unstorable(field, value, error) from error
-    if place is not None:
+    if lacking is not None:
         raise InvalidInput(
-            f"{field}{place}",
+            f"{field}{lacking[0]}",
             "is NaN or infinite, which JSON cannot hold; use None or text instead",
         )
     if clash is not None:
@@ -298,12 +280,12 @@ def encode_value(field: str, value: object) -> bytes:
 
 def _unstorable(field: str, value: object, error: Exception) -> InvalidInput:
     try:
-        odd = _key_without_text(value, set()) if isinstance(error, TypeError) else None
+        odd = _where(value, _key_without_text, set()) if isinstance(error, TypeError) else None
     except RecursionError:
         odd = None
     if odd is not None:
         place, key = odd
-        problem = f"cannot be stored: JSON has no key like {abbreviated(key)}; use text instead"
+        problem = f"cannot be stored: JSON has no key like {key}; use text instead"
         return InvalidInput(f"{field}{place}", problem)
     return InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}", value)
 
@@ -396,10 +378,10 @@ def _one_line(error: ValueError) -> str:
     return "; ".join(problems) or str(error)
 
 
-def _problem(told: Mapping[str, object]) -> str:
-    places = told.get("loc")
+def _problem(error: Mapping[str, object]) -> str:
+    places = error.get("loc")
     where = ".".join(map(str, places)) if isinstance(places, tuple) else ""
-    return f"{where}: {told.get('msg')}" if where else str(told.get("msg"))
+    return f"{where}: {error.get('msg')}" if where else str(error.get("msg"))
 
 
 def _plain_or_raw(value: object) -> object:
@@ -407,19 +389,5 @@ def _plain_or_raw(value: object) -> object:
     return None if isinstance(value, msgspec.Raw) else _plain(value)
 
 
-def _not_finite(value: object) -> str | None:
-    """Where in `value` there is such a number."""
-    match value:
-        case float():
-            return None if math.isfinite(value) else ""
-        case Mapping():
-            places = ((f"[{key!r}]", each) for key, each in value.items())
-        case list() | tuple():
-            places = ((f"[{number}]", each) for number, each in enumerate(value))
-        case _:
-            return None
-    for place, each in places:
-        found = _not_finite(each)
-        if found is not None:
-            return place + found
-    return None
+def _not_finite(value: object) -> float | None:
+    return value if isinstance(value, float) and not math.isfinite(value) else None

@@ -14,10 +14,10 @@ from typing import Final, Generic, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from flowfabric.core.api_tokens import Scope
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.flow_joins import EdgeDependencyPolicy, Join
 from flowfabric.core.schedules import ScheduleDefinition
-from flowfabric.core.tokens import Scope
 from flowfabric.core.waitpoints import WaitpointToken
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import BackendErrorKind, ErrorClass, FlowFabricError
@@ -65,7 +65,7 @@ class DeploymentView(Struct, kw_only=True):
 
 
 class WireError(Struct, frozen=True, kw_only=True):
-    """An error, so that it can be raised again."""
+    """An error in a form that can be raised again."""
 
     code: str
     detail: str
@@ -185,6 +185,10 @@ def _from_wire(kind: type, value: object) -> object:
 encode: Final = msgspec.json.Encoder(enc_hook=_to_wire).encode
 
 
+def _optional(name: str, hint: object) -> tuple[str, object, object]:
+    return name, Union[wired(hint), UnsetType], UNSET  # noqa: UP007
+
+
 class RemoteOperation:
     """An operation that can be called remotely."""
 
@@ -195,55 +199,38 @@ class RemoteOperation:
         hints = get_type_hints(function)
         self.name, self.scopes, self.reach, self.repeatable = name, scopes, reach, repeatable
         self._signature = inspect.signature(function)
-        self._fields: list[tuple[str, object] | tuple[str, object, object]] = []
+        fields: list[tuple[str, object] | tuple[str, object, object]] = []
         for parameter in list(self._signature.parameters.values())[1:]:
             hint = hints[parameter.name]
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 (options,) = get_args(hint)
-                for key, given in get_type_hints(options).items():
-                    self._add_optional(key, given)
+                fields += [_optional(key, kind) for key, kind in get_type_hints(options).items()]
             elif parameter.default is inspect.Parameter.empty:
-                self._fields.append((parameter.name, wired(hint)))
+                fields.append((parameter.name, wired(hint)))
             else:
-                self._add_optional(parameter.name, hint)
-        self.may_be_none = type(None) in get_args(hints["return"])
-        self._arguments = self._struct()
-        self._decoder = msgspec.json.Decoder(self._arguments, dec_hook=_from_wire)
+                fields.append(_optional(parameter.name, hint))
+        self.arguments = msgspec.defstruct(
+            f"{name}_arguments", fields, kw_only=True, forbid_unknown_fields=True
+        )
+        """Its arguments as a record, as they travel."""
+        self._decoder = msgspec.json.Decoder(self.arguments, dec_hook=_from_wire)
         result = wired(hints["return"])
-        self._answers = get_args(result)[:1] and get_origin(get_args(result)[0]) is Answer
-        self.batch = self._batch() if get_origin(result) is list else None
+        self.may_be_none = type(None) in get_args(hints["return"])
+        lists = get_origin(result) is list
+        self._answers = lists and get_origin(get_args(result)[0]) is Answer
+        first, kind = fields[0][:2] if fields else ("", None)
+        self.batch = first if lists and get_origin(kind) in (list, Sequence) else None
         """The list argument whose items the returned list answers, if there is one."""
         self._results = msgspec.json.Decoder(result, dec_hook=_from_wire)
-
-    def _add_optional(self, name: str, hint: object) -> None:
-        self._fields.append((name, Union[wired(hint), UnsetType], UNSET))  # noqa: UP007
-
-    def _batch(self) -> str | None:
-        first, kind = self._fields[0][:2]
-        return first if get_origin(kind) in (list, Sequence) else None
-
-    def _struct(self) -> type[Struct]:
-        return msgspec.defstruct(
-            f"{self.name}_arguments", self._fields, kw_only=True, forbid_unknown_fields=True
-        )
 
     @property
     def names(self) -> Sequence[str]:
         """The names of its arguments."""
-        return self._arguments.__struct_fields__
-
-    @property
-    def required(self) -> Sequence[str]:
-        return tuple(field[0] for field in self._fields if len(field) == 2)
-
-    @property
-    def kinds(self) -> Sequence[object]:
-        """The types of its arguments, as they travel."""
-        return tuple(field[1] for field in self._fields)
+        return self.arguments.__struct_fields__
 
     def bind(self, args: Sequence[object], given: Mapping[str, object]) -> dict[str, object]:
         """Arguments by name."""
-        (_, *bound) = self._signature.bind(None, *args, **given).arguments.items()
+        _, *bound = self._signature.bind(None, *args, **given).arguments.items()
         named = dict(bound)
         options = named.pop("options", {})
         return {**named, **options}

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Final, Self, TypeVar
 
@@ -29,7 +29,7 @@ from flowfabric.logs import open_log
 async def first_of(*awaited: Awaitable[object], timeout_s: float | None = None) -> None:
     """Return when one of `awaited` is done or the time is over; the others are cancelled.
 
-    What one of them returns or raises is dropped: the caller looks for itself.
+    What one of them returns or raises is dropped: the caller checks for itself.
     """
     waits = [asyncio.ensure_future(each) for each in awaited]
     try:
@@ -75,7 +75,8 @@ def outage_behind(
     """Whether an outage caused this error: cleaning up after an outage fails as well.
 
     A rejected token counts as one, since the next worker may have another token. `broken_by`
-    recognises outages by the errors of a driver that the program uses.
+    recognises outages by the errors of a driver that the program uses; if it fails, which a
+    connection in any state may cause, the error is what it looks like.
     """
     seen: BaseException | None = error
     for _ in range(CHAIN_MAX):
@@ -83,8 +84,10 @@ def outage_behind(
             return False
         if isinstance(seen, errors.RetryExhausted | errors.Unauthorized) or is_outage(seen):
             return True
-        if broken_by is not None and broken_by(seen):
-            return True
+        if broken_by is not None:
+            with suppress(Exception):
+                if broken_by(seen):
+                    return True
         seen = seen.__cause__ or seen.__context__
     return False
 
@@ -94,12 +97,12 @@ def level_of(error: BaseException) -> int:
 
     A rejected token is reported by the code that gives up because of it.
     """
-    quiet = _told_once(error) or isinstance(error, errors.AccessDenied)
+    quiet = _logged_once(error) or isinstance(error, errors.AccessDenied)
     return logging.DEBUG if quiet else logging.WARNING
 
 
-def _told_once(error: BaseException) -> bool:
-    return is_outage(error) or isinstance(error, errors.DatabaseGone | errors.FileLocked)
+def _logged_once(error: BaseException) -> bool:
+    return is_outage(error) or isinstance(error, errors.DatabaseGone)
 
 
 async def waited_out(ask: Callable[[], Awaitable[T]], stop: asyncio.Event | None) -> T | None:
@@ -138,7 +141,7 @@ class Outages:
         self, database: str, error: BaseException, asked_at_s: float, *, writing: bool = False
     ) -> None:
         """Note that a request made at `asked_at_s`, by the monotonic clock, got no answer."""
-        if not _told_once(error):
+        if not _logged_once(error):
             return
         gone = isinstance(error, errors.DatabaseGone)
         with self._lock:
@@ -155,7 +158,9 @@ class Outages:
         if gone:
             log.error("%s is gone: %s", database, error)
         else:
-            log.warning("%s does not answer: %s", database, error)
+            # What callers may do about a lost answer is of no use to those who read a log.
+            why = str(error).removesuffix(errors.REPEAT_TO_BE_SURE)
+            log.warning("%s does not answer: %s", database, why)
 
     def answered(self, database: str, asked_at_s: float, *, wrote: bool = True) -> None:
         """Note that a request made at `asked_at_s`, by the monotonic clock, was answered."""
@@ -179,7 +184,7 @@ OUTAGES: Final = Outages()
 
 
 class OutageWatch:
-    """Notes whether a database answers what is asked inside. Use as a context."""
+    """Notes whether a database answers the requests of a block. Use as a context."""
 
     def __init__(
         self,
@@ -189,8 +194,8 @@ class OutageWatch:
         writing: bool = False,
         wrote: bool = True,
     ) -> None:
-        """For a database that may answer readers only: whether it is asked to write something,
-        and whether an answer proves that it has."""
+        """For a database that may answer readers only: whether the block writes, and whether an
+        answer proves that it has written."""
         self.wrote = wrote
         self._database = database
         self._outages = outages

@@ -1,37 +1,21 @@
-"""Parts of an app, such as `app.signals`; and their twins, which block instead of being awaited.
+"""Parts of an app, such as `app.signals`, and twins, which block instead of being awaited.
 
-Whatever a part does stays in the app's namespace: what is in another one is not found.
-And what cannot be awaited, although people try to.
+A part works in the namespace of its app and finds nothing outside of it.
 """
 
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Concatenate, Generic, Never, ParamSpec, Self, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from flowfabric.core.creation import of_another_task
+from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
-from flowfabric.errors import NotFound
+from flowfabric.errors import InvalidInput, NotFound
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class NotAwaitable:
-    """The call of a task, which people await as if it were the call of a function."""
-
-    __slots__ = ()
-
-    # Type checkers refuse it anyway, as long as they do not know of this.
-    if not TYPE_CHECKING:
-
-        def __await__(self) -> Never:
-            name = self.task.name
-            raise TypeError(
-                f"{name}(…) is a call to submit, and runs nothing when it is awaited. Write"
-                f" `run = await app.submit({name}, …)`, or `ctx.submit` within a task, and"
-                f" `await run.result()`; {name}.function is the function itself"
-            )
 
 
 class AppPart:
@@ -44,7 +28,7 @@ class AppPart:
         *,
         blocks: bool = False,
     ) -> None:
-        """If it `blocks`, the connections of its callers are not async."""
+        """With `blocks`, callers pass connections that are not async."""
         self._engine = engine
         self._namespace = namespace
         self._blocks = blocks
@@ -60,15 +44,30 @@ class AppPart:
 
     async def _engine_on(self, connection: object) -> Engine:
         """The engine inside the transaction of a caller's connection, if there is one."""
-        return engine_on(await self._engine(), connection, sync=self._blocks)
+        engine = await self._engine()
+        return engine if connection is None else engine.on(connection, sync=self._blocks)
 
 
 async def check_execution_in(
-    namespace: str, engine: Engine, execution_id: str, *, called: str
+    namespace: str, engine: Engine, execution_id: str, *, called: str, kind: str | None = None
 ) -> None:
-    """Raise `NotFound`, with the id it was `called` by, unless it exists in this namespace."""
-    if await engine.get_execution_namespace(execution_id) != namespace:
+    """Raise `NotFound`, with the id it was `called` by, unless it exists in this namespace.
+
+    With a `kind`, raise `InvalidInput` if it is a run of another task.
+    """
+    if kind is None:
+        if await engine.get_execution_namespace(execution_id) != namespace:
+            raise NotFound("execution", called)
+        return
+    snapshot = await engine.describe_execution(execution_id)
+    if snapshot is None or snapshot.namespace != namespace:
         raise NotFound("execution", called)
+    check_task_of(snapshot, called=called, kind=kind)
+
+
+def check_task_of(snapshot: ExecutionSnapshot, *, called: str, kind: str) -> None:
+    if problem := of_another_task(kind, snapshot.execution_kind):
+        raise InvalidInput("execution_id", problem, called)
 
 
 async def check_flow_in(namespace: str, engine: Engine, flow_id: str, *, called: str) -> None:
@@ -77,26 +76,23 @@ async def check_flow_in(namespace: str, engine: Engine, flow_id: str, *, called:
         raise NotFound("flow", called)
 
 
-def engine_on(engine: Engine, connection: object, *, sync: bool) -> Engine:
-    """The engine inside the transaction of a connection, if there is one."""
-    return engine if connection is None else engine.on(connection, sync=sync)
-
-
 class Twin(Generic[A_co]):
     """Has the methods of another class, without `await`."""
 
-    def _call(self, method: Callable[[A_co], Coroutine[object, object, T]]) -> T:
-        """Call a method of the other one and wait for its result."""
+    def _call(
+        self, method: Callable[[A_co], Coroutine[object, object, T]], connection: object
+    ) -> T:
+        """Call a method of the other class, which may join the transaction of a connection."""
         raise NotImplementedError
 
 
 def waits(
     method: Callable[Concatenate[A, P], Coroutine[object, object, T]],
 ) -> Callable[Concatenate[Twin[A], P], T]:
-    """A coroutine method, as a method of the twin."""
+    """A coroutine method, as a method of the twin. Any `connection=` is one that is not async."""
 
     def call(self: Twin[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._call(lambda other: method(other, *args, **kwargs))
+        return self._call(lambda other: method(other, *args, **kwargs), kwargs.get("connection"))
 
     functools.update_wrapper(call, method)
     return call

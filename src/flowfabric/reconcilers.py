@@ -47,13 +47,13 @@ SLOW_PATIENCE_S = 30.0
 Sweep = Callable[[Engine], Awaitable[Swept]]
 
 LEASE_EXPIRY: Final = "lease_expiry"
-TOLD: Final[Mapping[str, str]] = {
+REPORTED: Final[Mapping[str, str]] = {
     LEASE_EXPIRY: "its worker went quiet and has lost the lease; another takes over",
     "attempt_timeout": "the attempt took longer than its timeout",
     "deadline": "it did not end within its deadline",
 }
 """What to log of the executions that a reconciler has changed."""
-TOLD_MAX: Final = 20
+REPORTED_MAX: Final = 20
 """How many of them have their own line."""
 
 
@@ -132,7 +132,7 @@ async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
         swept = await sweep(engine)
         acted += swept.acted
         failures += swept.failures
-        changed = (*changed, *swept.executions)[: TOLD_MAX + 1]
+        changed = (*changed, *swept.executions)[: REPORTED_MAX + 1]
         if not swept.full or swept.acted == 0:
             break
     return structs.replace(swept, acted=acted, failures=failures, executions=changed)
@@ -220,7 +220,7 @@ class Supervisor:
                 # More may have become due since.
                 waits = await self._next_due()
         except Exception as error:
-            _tell(error, f"could not ask what is due; asking again in {AFTER_ERROR_S} s")
+            _log_failure(error, f"could not ask what is due; asking again in {AFTER_ERROR_S} s")
             return AFTER_ERROR_S
         soonest_s = min((waits[name] for name in SWEEPS if name in waits), default=0) / 1_000
         if not waits:
@@ -258,14 +258,14 @@ class Supervisor:
             with statements_within(SLOW_PATIENCE_S if name in SLOW else self._patience_s):
                 swept = await _run_one(self._engine, self._sweep_of(name))
         except Exception as error:
-            _tell(error, f"reconciler {name} failed; it tries again in {AFTER_ERROR_S} s")
+            _log_failure(error, f"reconciler {name} failed; it tries again in {AFTER_ERROR_S} s")
             return None
         if name == LEASE_EXPIRY:
             self._asking_since_s = None
         for failure in swept.failures:
             log.error("reconciler %s: %s", name, failure)
-        if name in TOLD:
-            _tell_of_attempts(TOLD[name], swept)
+        if name in REPORTED:
+            _log_attempts(REPORTED[name], swept)
         return swept
 
     def _sweep_of(self, name: str) -> Sweep:
@@ -276,15 +276,15 @@ class Supervisor:
         return partial(Engine.expire_due_leases, waited_ms=waited_ms, only=self._only)
 
 
-def _tell_of_attempts(what: str, swept: Swept) -> None:
+def _log_attempts(what: str, swept: Swept) -> None:
     """A line for each attempt that failed without its worker saying so, up to a few."""
-    for execution_id in swept.executions[:TOLD_MAX]:
+    for execution_id in swept.executions[:REPORTED_MAX]:
         log.warning("%s: %s", execution_id, what, extra={"execution_id": execution_id})
-    if swept.acted > TOLD_MAX:
-        log.warning("%d more: %s", swept.acted - TOLD_MAX, what)
+    if swept.acted > REPORTED_MAX:
+        log.warning("%d more: %s", swept.acted - REPORTED_MAX, what)
 
 
-def _tell(error: Exception, what: str) -> None:
+def _log_failure(error: Exception, what: str) -> None:
     # The store has logged an outage already.
     level = level_of(error)
     log.log(level if level == logging.DEBUG else logging.ERROR, what, exc_info=error)

@@ -3,15 +3,15 @@
     @app.schedule("0 6 * * *", timezone="Europe/Rome")
     def morning_report(ctx: Context) -> None: ...
 
-Declaring a schedule only notes its definition; a worker stores it when it starts.
-Storing it again changes nothing unless the definition has changed, so every
-process may do it.
+Declarations are checked at once, where the program makes them. A schedule is stored when a worker
+starts; storing it again changes nothing unless its definition has changed, so every process may do
+it.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypedDict, TypeVar, overload
 
 from msgspec import structs
@@ -41,11 +41,10 @@ from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput
 from flowfabric.limits import KeySource, Limit, SlotFate
 from flowfabric.store.urls import HTTP, POSTGRES, check_url
-from flowfabric.submission import NO_OPTIONS, limit_uses, policy_of
+from flowfabric.submission import NO_OPTIONS, check_call, limit_uses, policy_of
 from flowfabric.task import Call, Executor, Retry, Task, TaskSettings
 from flowfabric.worker.context import Context
-
-# Mistakes are refused where the program declares something, not when a worker starts
+from flowfabric.worker.resources import Resources
 
 R = TypeVar("R")
 
@@ -83,44 +82,42 @@ def check_app(
         raise InvalidInput("listen_url", "is for Postgres: postgresql://…")
 
 
-def _check_servers_own(**given: object) -> None:
-    for name, value in given.items():
+def _check_servers_own(**settings: object) -> None:
+    for name, value in settings.items():
         if value is not None:
-            raise InvalidInput(
-                name, "is a setting of the server; set it where `flowfabric serve` runs"
-            )
+            problem = "is a setting of the server; set it where `flowfabric serve` runs"
+            raise InvalidInput(name, problem)
 
 
-def check_function(given: object) -> None:
-    """Check the function given to `@app.task` or `@app.schedule`."""
-    if isinstance(given, str):
-        raise InvalidInput(
-            "task", f"takes the function; to give it a name, write @app.task(name={given!r})"
-        )
-    if isinstance(given, Task):
+def check_function(value: object) -> None:
+    """Check the function passed to `@app.task` or `@app.schedule`."""
+    if isinstance(value, str):
+        problem = f"takes the function; to give it a name, write @app.task(name={value!r})"
+        raise InvalidInput("task", problem)
+    if isinstance(value, Task):
         raise InvalidInput(
             "task",
-            f"{given.name} is a task already; app.add_schedule(…, {given.name}(…), …) runs it by"
+            f"{value.name} is a task already; app.add_schedule(…, {value.name}(…), …) runs it by"
             " the clock",
         )
-    if not callable(given):
-        raise InvalidInput("task", "takes a function", given)
+    if not callable(value):
+        raise InvalidInput("task", "takes a function", value)
     try:
-        inspect.signature(given)
+        inspect.signature(value)
     except ValueError:
         problem = "has a signature Python cannot inspect; wrap it in a function of your own"
-        raise InvalidInput("task", problem, given) from None
+        raise InvalidInput("task", problem, value) from None
 
 
-def check_cron(given: object) -> None:
-    """Check the cron expression; a function means that `@app.schedule` was not called."""
-    if callable(given):
+def check_cron(value: object) -> None:
+    """Check a cron expression; a function in its place means `@app.schedule` without a call."""
+    if callable(value):
         raise InvalidInput(
             "schedule",
             'needs to know when: write @app.schedule("0 6 * * *") or @app.schedule(every="10m")',
         )
-    if not isinstance(given, str | None):
-        raise InvalidInput("cron", 'must be text, such as "0 6 * * *"', given)
+    if not isinstance(value, str | None):
+        raise InvalidInput("cron", 'must be text, such as "0 6 * * *"', value)
 
 
 def check_middleware(around: object) -> None:
@@ -129,38 +126,11 @@ def check_middleware(around: object) -> None:
     try:
         inspect.signature(around).bind(None, None)
     except TypeError:
-        raise InvalidInput(
-            "middleware", "must take a context and the call: async def traced(ctx, call)"
-        ) from None
+        problem = "must take a context and the call: async def traced(ctx, call)"
+        raise InvalidInput("middleware", problem) from None
     except ValueError:
         # Python does not know the signature of every builtin.
         return
-
-
-def check_task(field: str, given: object) -> None:
-    if not isinstance(given, Task):
-        raise InvalidInput(field, "takes the task itself, as @app.task returns it", given)
-
-
-def check_call(field: str, given: object) -> None:
-    if isinstance(given, Task):
-        raise InvalidInput(
-            field, f"is a task without arguments; call it, as in {given.name}(…)", given
-        )
-    if not isinstance(given, Call):
-        raise InvalidInput(field, "must be a call of a task, such as publish(42)", given)
-
-
-def check_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
-    given: object = calls
-    if isinstance(given, Call | Task | str) or not isinstance(given, Iterable):
-        raise InvalidInput("calls", "must be a list, such as [publish(1), publish(2)]", given)
-    checked = list(calls)
-    if {Call}.issuperset(map(type, checked)):
-        return checked
-    for number, each in enumerate(checked):
-        check_call(f"calls[{number}]", each)
-    return checked
 
 
 class TaskOptions(TypedDict, total=False):
@@ -174,26 +144,26 @@ class TaskOptions(TypedDict, total=False):
     capabilities: Sequence[str]
     """What a worker must have to run it."""
     budget: str | Sequence[str]
-    """Start none of its runs while a hard limit of this budget, or of one of these, is used up."""
+    """Start no run while a hard limit of this budget, or of any of these, is used up."""
     executor: Executor
     """Where a plain function runs: in a thread, or in another process."""
     keep: Duration | None
-    """How long completed runs are kept; `EngineConfig` says it for every task."""
+    """How long completed runs are kept; the default is in `EngineConfig`."""
     keep_failed: Duration | None
     """How long all other ended runs are kept."""
     max_worker_deaths: int | None
-    """Fail a run after this many (3) consecutive deaths of its worker. With 1, a worker that merely
+    """Fail a run after this many (3) consecutive deaths of its worker. With 1, a worker that only
     lets its lease expire counts as dead."""
     rate_limit: str | None
-    """How many of its runs start in a time, over all workers: `"100/m"`."""
+    """How many of its runs may start per time, over all workers: `"100/m"`."""
     concurrency: int | None
-    """How many of its runs run at once, over all workers."""
+    """How many of its runs may run at once, over all workers."""
     key: KeySource | None
-    """Limit the runs of each value of it: `"{tenant}"`, or a function of the arguments."""
+    """Limit runs per value of this key: `"{tenant}"`, or a function of the arguments."""
     while_suspended: SlotFate
-    """`"keep"`: runs that sleep or wait count as running."""
+    """With `"keep"`, runs that sleep or wait count as running."""
     limits: Sequence[Limit]
-    """Limits that it shares with other tasks."""
+    """Limits shared with other tasks."""
 
 
 NAMING: Final = ("name", "version")
@@ -214,16 +184,6 @@ def check_settings(settings: TaskOptions) -> TaskSettings:
 CatchUpName = Literal["latest", "all", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScheduleTiming:
-    """When a schedule is due; either `cron` or `every`."""
-
-    cron: str | None
-    every: Duration | None
-    timezone: str
-    catch_up: CatchUpName
-
-
 class Registry:
     """The part of an app that knows its tasks and schedules."""
 
@@ -234,6 +194,8 @@ class Registry:
         """Tasks by kind: by name, from version 2 on by `name@version`."""
         self.schedules: list[schedules.ScheduleDefinition] = []
         """What runs by the clock."""
+        self.resources = Resources()
+        """What the worker makes for handlers, and fills their parameters with."""
 
     def register_task(
         self,
@@ -258,7 +220,7 @@ class Registry:
         if name is None and own is None:
             raise InvalidInput("name", "is missing: only functions have their own name")
         name = check_task_name(own if name is None else name)
-        task: Task[..., object] = Task(name, function, settings, version, self.provided_kinds())
+        task: Task[..., object] = Task(name, function, settings, version, self.resources.kinds())
         self._check_limits(task)
         known = self.tasks.get(task.kind)
         if known is not None:
@@ -285,10 +247,6 @@ class Registry:
         task.namespaces.add(self.namespace)
         self.tasks[task.kind] = task
         return task
-
-    def provided_kinds(self) -> AbstractSet[type]:
-        """Classes whose parameters the worker fills in."""
-        return frozenset()
 
     def check_adoptable(self, other: "Registry") -> None:
         """Raise if a name of the other app is taken here by something else."""
@@ -333,8 +291,8 @@ class Registry:
     ) -> "ScheduleDecorator":
         """Make a function a task that runs by the clock: by cron, or `every="10m"`.
 
-        `catch_up` says what happens to due times that passed while no worker ran: the
-        latest missed run is created, all are, or none.
+        `catch_up` says which runs that were missed while no worker ran are created afterwards:
+        the latest, all, or none.
         """
         check_cron(cron)
         settings = TaskSettings(
@@ -347,8 +305,10 @@ class Registry:
             keep_failed=keep_failed,
             max_worker_deaths=max_worker_deaths,
         )
-        timing = ScheduleTiming(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
-        return ScheduleDecorator(self, name, settings, timing)
+        add_schedule = partial(
+            self.add_schedule, cron=cron, every=every, timezone=timezone, catch_up=catch_up
+        )
+        return ScheduleDecorator(self, name, settings, add_schedule)
 
     def add_schedule(
         self,
@@ -363,31 +323,26 @@ class Registry:
         """Run a call by the clock: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
         check_call("call", call)
         check_cron(cron)
-        timing = ScheduleTiming(cron=cron, every=every, timezone=timezone, catch_up=catch_up)
-        self.note_schedule(name, call, timing)
-
-    def note_schedule(self, name: str, call: Call[object], timing: "ScheduleTiming") -> None:
-        """Check a schedule where it is declared, not when a worker starts."""
         if any(known.schedule_id == name for known in self.schedules):
             raise InvalidInput("name", "is the name of another schedule of this app", name)
-        if (timing.cron is None) is (timing.every is None):
+        if (cron is None) is (every is None):
             raise InvalidInput("schedule", 'give either cron, as in "0 6 * * *", or every="10m"')
-        every_ms = optional_duration_ms("every", timing.every)
+        every_ms = optional_duration_ms("every", every)
         if (
             every_ms is not None
             and not schedules.EVERY_MS_MIN <= every_ms <= schedules.EVERY_MS_MAX
         ):
             longest = span(schedules.EVERY_MS_MAX)
-            raise InvalidInput("every", f'must be "1s" to "{longest}"', timing.every)
+            raise InvalidInput("every", f'must be "1s" to "{longest}"', every)
         settings = call.task.settings
         definition = schedules.ScheduleDefinition(
             schedule_id=name,
             namespace=self.namespace,
             execution_kind=call.task.kind,
-            cron=timing.cron,
+            cron=cron,
             every_ms=every_ms,
-            timezone=timing.timezone,
-            catch_up=timing.catch_up,
+            timezone=timezone,
+            catch_up=catch_up,
             lane_id=settings.lane,
             input_payload=call.payload,
             payload_encoding=JSON,
@@ -429,20 +384,14 @@ def _place(task: Task[..., object]) -> str:
     return f"{task.function.__module__}.{task.function.__qualname__}"
 
 
+@dataclass(frozen=True)
 class ScheduleDecorator:
-    """What `@app.schedule(…)` returns: makes a scheduled task of a function."""
+    """What `@app.schedule(…)` returns: makes a function a scheduled task."""
 
-    def __init__(
-        self,
-        owner: Registry,
-        name: str | None,
-        settings: TaskSettings,
-        timing: ScheduleTiming,
-    ) -> None:
-        self._owner = owner
-        self._name = name
-        self._settings = settings
-        self._timing = timing
+    _owner: Registry
+    _name: str | None
+    _settings: TaskSettings
+    _add_schedule: Callable[[str, Call[object]], None]
 
     @overload
     def __call__(self, function: Callable[[Context], Awaitable[R]], /) -> Task[[], R]: ...
@@ -455,5 +404,5 @@ class ScheduleDecorator:
     def __call__(self, function: Callable[..., object], /) -> Task[..., object]:
         # Keep the task only if its schedule was accepted.
         task = self._owner.new_task(self._name, function, self._settings)
-        self._owner.note_schedule(task.name, task(), self._timing)
+        self._add_schedule(task.name, task())
         return self._owner.keep_task(task)

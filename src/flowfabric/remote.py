@@ -330,31 +330,47 @@ def _retry_after_ms(answer: httpx.Response) -> int | None:
 # Where the engine expects a database -------------------------------------------
 
 
-class RemoteHints(HintBoard):
-    """Hints from the server; without them, listeners poll."""
+class RemoteStore(HintBoard):
+    """Takes the place of a store, but has only hints from the server; without them, listeners
+    poll."""
 
-    def __init__(self, connection: HttpConnection) -> None:
+    writes_beside = False
+    backend_tag = 0
+
+    def __init__(self, connection: HttpConnection, label: str) -> None:
         super().__init__()
+        self.label = label
         self.live = False
         self._connection = connection
         self._wanted: set[str] = set()
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def want(self, topics: Sequence[str]) -> None:
-        if not self._wanted.issuperset(topics):
-            self._wanted.update(topics)
-            self._more.set()
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="flowfabric-hints")
+    async def open(self) -> None: ...
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._connection.close()
 
-    async def _run(self) -> None:
-        """Listen until the server refuses the token: asking on would look like guessing."""
+    def hints(self, topics: Sequence[str]) -> HintListener:
+        if not self._wanted.issuperset(topics):
+            self._wanted.update(topics)
+            self._more.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._hear(), name="flowfabric-hints")
+        return self.listen(topics)
+
+    def hint(self, topic: str) -> None:
+        self.publish([topic])
+
+    @property
+    def hints_are_live(self) -> bool:
+        return self.live
+
+    async def _hear(self) -> None:
+        """Listen until the server refuses the token: repeating it would look like guessing."""
         while True:
             self._more.clear()
             hearing = asyncio.ensure_future(
@@ -380,44 +396,11 @@ class RemoteHints(HintBoard):
         elif event == "hint":
             self.publish([value])
 
-
-class RemoteStore:
-    """Takes the place of a store, but has only hints."""
-
-    label: str
-    writes_beside = False
-    backend_tag = 0
-
-    def __init__(self, connection: HttpConnection, label: str) -> None:
-        self.label = label
-        self._connection = connection
-        self._board = RemoteHints(connection)
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None:
-        await self._board.close()
-        await self._connection.close()
-
-    def hints(self, topics: Sequence[str]) -> HintListener:
-        self._board.want(topics)
-        return self._board.listen(topics)
-
-    def hint(self, topic: str) -> None:
-        self._board.publish([topic])
-
-    def is_awaited(self, topic: str) -> bool:
-        return self._board.is_awaited(topic)
-
-    @property
-    def hints_are_live(self) -> bool:
-        return self._board.live
-
-    async def _refuse(self, *_args: object, **_given: object) -> NoReturn:
-        raise needs_database("this operation")
-
     def _refuse_at_once(self, *_args: object, **_given: object) -> NoReturn:
         raise needs_database("this operation")
+
+    async def _refuse(self, *_args: object, **_given: object) -> NoReturn:
+        self._refuse_at_once()
 
     migrate = ping = transact = try_unlocked = transact_on = read = _refuse
     execute_alone = read_events = end_of_events = _refuse
@@ -427,49 +410,10 @@ class RemoteStore:
 # The engine ---------------------------------------------------------------------
 
 
-def _forwarded(name: str) -> Callable[..., Coroutine[object, object, object]]:
-    operation = OPERATIONS[name]
-
-    async def call(self: "RemoteEngine", *args: object, **given: object) -> object:
-        return await self.forward(operation, operation.bind(args, given))
-
-    call.__name__ = name
-    call.__doc__ = getattr(Engine, name).__doc__
-    return call
-
-
-class Forwarding(Engine):
-    """Forwards operations to the server."""
-
-    connection: HttpConnection
-    coded: bool
-
-    @property
-    def codes_values(self) -> bool:
-        return self.coded
-
-    async def forward(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
-        if operation.name in BY_ITSELF and not self.coded:
-            (same,) = arguments.values()
-            return same
-        return await self.connection.call(operation, _sendable(arguments))
-
-
-def _joining(_self: Forwarding, *_args: object, **_given: object) -> NoReturn:
-    raise needs_database(JOINING)
-
-
-for _name in vars(Engine):
-    if _name in OPERATIONS:
-        setattr(Forwarding, _name, _forwarded(_name))
-    elif _name.endswith(("_on", "_on_sync")):
-        setattr(Forwarding, _name, _joining)
-
-
 class RemoteFollowing(Following):
     """Subscriptions whose pages come from the server."""
 
-    def __init__(self, shell: Shell, engine: Forwarding) -> None:
+    def __init__(self, shell: Shell, engine: "RemoteEngine") -> None:
         super().__init__(shell)
         self._engine = engine
 
@@ -492,10 +436,13 @@ class RemoteFollowing(Following):
         return await self._engine.end_of_log()
 
 
-class RemoteEngine(Forwarding):
+class RemoteEngine(Engine):
     """Every operation of FlowFabric, through a server."""
 
     is_remote = True
+    connection: HttpConnection
+    coded: bool
+    """Whether payloads go through a codec there."""
 
     @classmethod
     async def reach(cls, url: str, token: str | None) -> Self:
@@ -523,6 +470,16 @@ class RemoteEngine(Forwarding):
         engine.following = RemoteFollowing(engine.shell, engine)
         return engine
 
+    @property
+    def codes_values(self) -> bool:
+        return self.coded
+
+    async def forward(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
+        if operation.name in BY_ITSELF and not self.coded:
+            (same,) = arguments.values()
+            return same
+        return await self.connection.call(operation, _sendable(arguments))
+
     def on(self, connection: object, *, sync: bool = False) -> NoReturn:
         raise needs_database(JOINING)
 
@@ -532,6 +489,26 @@ class RemoteEngine(Forwarding):
         """Send the ids generated here, so that asking again finds what was created."""
         requests = [_request_of(each) for each in checked]
         return await self.create_executions(requests, key_wait_ms=key_wait_ms)
+
+
+def _forwarded(operation: RemoteOperation) -> Callable[..., Coroutine[object, object, object]]:
+    async def call(self: RemoteEngine, *args: object, **given: object) -> object:
+        return await self.forward(operation, operation.bind(args, given))
+
+    call.__name__ = operation.name
+    call.__doc__ = getattr(Engine, operation.name).__doc__
+    return call
+
+
+def _joining(_self: RemoteEngine, *_args: object, **_given: object) -> NoReturn:
+    raise needs_database(JOINING)
+
+
+for _name in vars(Engine):
+    if _name in OPERATIONS:
+        setattr(RemoteEngine, _name, _forwarded(OPERATIONS[_name]))
+    elif _name.endswith(("_on", "_on_sync")):
+        setattr(RemoteEngine, _name, _joining)
 
 
 def _request_of(checked: Checked) -> NewExecution:

@@ -13,16 +13,16 @@ import binascii
 import hmac
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Generic, Literal, Self, TypeVar
+from typing import Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack
 
 from flowfabric.core import checks, conditions
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.ids import parse_execution_id, parse_uuid
 from flowfabric.core.records import WaitpointState
-from flowfabric.core.signals import SignalResult, not_awaited
+from flowfabric.core.signals import SignalOptions, SignalResult, not_awaited
 from flowfabric.core.waitpoints import INVALID, MISSING, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.waitpoints import Inbox, WaitpointView
+from flowfabric.engine.waitpoints import Inbox
 from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
 from flowfabric.json_values import encode_value
 from flowfabric.outages import everything_within
@@ -51,12 +51,12 @@ _KINDS: Final[dict[str, conditions.CountKind]] = {
 
 @dataclass(frozen=True)
 class Signal(Generic[T_co]):
-    """A message as the handler gets it."""
+    """A signal, as a handler receives it."""
 
     name: str
     payload: T_co
     source: str
-    """Who sent it, as the sender says."""
+    """The sender's name, as the sender gave it."""
     source_type: str
     """`external` with a token, `operator` without one."""
     signal_id: str
@@ -71,7 +71,7 @@ def check_name(name: object) -> str:
 
 
 def all_of(*members: str | conditions.Condition) -> conditions.AllConditions:
-    """Every one of these: names of signals, or conditions."""
+    """All of these: names of signals, or conditions."""
     if not members:
         raise InvalidInput("all_of", "needs at least one name or condition")
     return conditions.AllConditions(tuple(condition_of(member) for member in members))
@@ -80,8 +80,8 @@ def all_of(*members: str | conditions.Condition) -> conditions.AllConditions:
 def count(n: int, *names: str, distinct: Distinct = "signals") -> conditions.Count:
     """This many signals, under any of the names.
 
-    `distinct` says which count as different: every signal, those of different
-    sources, or those of different waitpoints.
+    `distinct` says which count separately: all signals, those from different sources, or those
+    to different waitpoints.
     """
     if distinct not in _KINDS:
         raise InvalidInput("distinct", f"must be one of {', '.join(_KINDS)}", distinct)
@@ -118,7 +118,7 @@ def condition_of(*members: object) -> conditions.Condition:
 
 
 class SignalToken:
-    """The right to send to one waitpoint. Hand out what `reveal` returns."""
+    """The right to send signals to one waitpoint. Hand out what `reveal` returns."""
 
     __slots__ = ("_token", "execution_id", "waitpoint_id")
 
@@ -128,20 +128,20 @@ class SignalToken:
         self._token = token
 
     @classmethod
-    def parse(cls, given: object) -> Self:
+    def parse(cls, value: object) -> Self:
         """Read a token's text. The refusal of an invalid token does not repeat it."""
-        if isinstance(given, cls):
-            return given
-        if given is None or given == "":
+        if isinstance(value, cls):
+            return value
+        if value is None or value == "":
             raise MissingToken(MISSING)
         if not (
-            isinstance(given, str)
-            and given.startswith(TOKEN_PREFIX)
-            and len(given) <= TOKEN_TEXT_MAX
+            isinstance(value, str)
+            and value.startswith(TOKEN_PREFIX)
+            and len(value) <= TOKEN_TEXT_MAX
         ):
             raise InvalidToken(INVALID)
         try:
-            encoded = given.removeprefix(TOKEN_PREFIX)
+            encoded = value.removeprefix(TOKEN_PREFIX)
             padding = "=" * (-len(encoded) % 4)
             text = base64.b64decode(encoded + padding, altchars=b"-_", validate=True).decode()
             execution_id, waitpoint_id, token = text.split(" ", 2)
@@ -151,7 +151,7 @@ class SignalToken:
                 check_token(token),
             )
             # Base64 and ids can be spelled in several ways; a token has one spelling.
-            if hmac.compare_digest(parsed.reveal().encode(), given.encode()):
+            if hmac.compare_digest(parsed.reveal().encode(), value.encode()):
                 return parsed
             raise InvalidToken(INVALID)
         except (binascii.Error, ValueError, FlowFabricError):
@@ -193,8 +193,12 @@ class SignalToken:
 # Sending ---------------------------------------------------------------------------
 
 
-def encode_payload(payload: object) -> bytes | None:
-    return None if payload is None else encode_value("payload", payload)
+class Sending(TypedDict, total=False):
+    """What a signal may say beside its name and payload."""
+
+    source: str
+    idempotency_key: str | None
+    namespace: str | None
 
 
 async def deliver(
@@ -203,10 +207,8 @@ async def deliver(
     name: str,
     payload: object = None,
     *,
-    source: str = "",
-    idempotency_key: str | None = None,
     execution_id: str | None = None,
-    namespace: str | None = None,
+    **sending: Unpack[Sending],
 ) -> SignalResult:
     """Send with a token; if `execution_id` is given, only to that execution."""
     parsed = SignalToken.parse(token)
@@ -219,17 +221,8 @@ async def deliver(
             parsed.waitpoint_id,
             waitpoint_token=parsed.secret,
             signal_name=name,
-            payload=encode_payload(payload),
-            source_type=EXTERNAL,
-            source_identity=source,
-            idempotency_key=idempotency_key,
-            namespace=namespace,
+            **_options(EXTERNAL, payload, sending),
         )
-
-
-async def _open_waitpoints(engine: Engine, execution_id: str) -> tuple[WaitpointView, ...]:
-    # More than a page is impossible: an execution has fewer waitpoints than that.
-    return (await engine.list_pending_waitpoints(execution_id, limit=PAGE_MAX)).waitpoints
 
 
 async def send(
@@ -239,47 +232,39 @@ async def send(
     payload: object = None,
     *,
     token: SignalToken | str | None = None,
-    source: str = "",
-    idempotency_key: str | None = None,
-    namespace: str | None = None,
     keep: bool = True,
     called: str | None = None,
+    **sending: Unpack[Sending],
 ) -> SignalResult:
     """Send to an execution: with a token, or without one as an operator.
 
     `NotFound` names a missing execution by the id it was `called` by.
     """
     if token is not None:
-        return await deliver(
-            engine,
-            token,
-            name,
-            payload,
-            source=source,
-            idempotency_key=idempotency_key,
-            execution_id=execution_id,
-            namespace=namespace,
-        )
+        return await deliver(engine, token, name, payload, execution_id=execution_id, **sending)
     check_name(name)
+    options = _options(OPERATOR, payload, sending)
     with everything_within(SIGNAL_PATIENCE_S):
         try:
             return await engine.deliver_operator_signal(
-                execution_id,
-                name,
-                signal_name=name,
-                keep=keep,
-                payload=encode_payload(payload),
-                source_type=OPERATOR,
-                source_identity=source,
-                idempotency_key=idempotency_key,
-                namespace=namespace,
+                execution_id, name, signal_name=name, keep=keep, **options
             )
         except NotFound as error:
             raise NotFound(error.entity, called or execution_id) from None
 
 
+def _options(source_type: str, payload: object, sending: Sending) -> SignalOptions:
+    return {
+        "payload": None if payload is None else encode_value("payload", payload),
+        "source_type": source_type,
+        "source_identity": sending.get("source", ""),
+        "idempotency_key": checks.check_key(sending.get("idempotency_key")),
+        "namespace": sending.get("namespace"),
+    }
+
+
 class Signals(AppPart):
-    """An app's way to signal executions, and to see what waits for one."""
+    """Sends signals to an app's executions, and lists what they wait for."""
 
     async def deliver(
         self,
@@ -291,9 +276,9 @@ class Signals(AppPart):
         idempotency_key: str | None = None,
         connection: object = None,
     ) -> SignalResult:
-        """Send a signal to whatever the token was made for.
+        """Send a signal to the waitpoint that the token was made for.
 
-        For code that faces the outside: the token alone decides what may be reached.
+        For code that faces the outside: the token alone decides what the sender may reach.
         A repeat with the same `idempotency_key` returns the signal that was accepted first. With
         `connection=` the signal is sent if and when that connection's transaction commits.
         """
@@ -321,7 +306,7 @@ class Signals(AppPart):
     ) -> SignalResult:
         """Send a signal as an operator, without a token; see `Run.signal`.
 
-        `execution_id` is the id in full, the uuid, or your own id, as for `App.run`.
+        `execution_id` is the full id, the uuid or your own id, as for `App.run`.
         """
         engine, namespace = await self._engine_on(connection), self._namespace()
         return await send(
@@ -337,21 +322,22 @@ class Signals(AppPart):
         )
 
     async def token(self, execution_id: str, name: str) -> SignalToken:
-        """The token of the waitpoint `name` that an execution has open, to hand out."""
+        """The token of an execution's open waitpoint `name`, to hand out."""
         engine, namespace = await self._engine(), self._namespace()
         check_name(name)
         found_id = engine.named_execution_id(execution_id, namespace)
         await check_execution_in(namespace, engine, found_id, called=execution_id)
-        found = await _open_waitpoints(engine, found_id)
-        fitting = [each for each in found if each.waitpoint_key == name]
+        # More than a page is impossible: an execution has fewer waitpoints than that.
+        page = await engine.list_pending_waitpoints(found_id, limit=PAGE_MAX)
+        fitting = [each for each in page.waitpoints if each.waitpoint_key == name]
         # Waitpoints of the current wait come before those made for later.
         fitting.sort(key=lambda each: (each.state is not WaitpointState.ACTIVE, each.created_at_ms))
         for each in fitting:
             token = await engine.read_waitpoint_token(found_id, each.waitpoint_id)
             if token is not None:
                 return SignalToken(each.execution_id, each.waitpoint_id, token)
-        called = await engine.called(found_id)
-        raise not_awaited(called, name, [each.waitpoint_key for each in found], NO_TOKEN)
+        keys = [each.waitpoint_key for each in page.waitpoints]
+        raise not_awaited(await engine.called(found_id), name, keys, NO_TOKEN)
 
     async def pending(self, *, cursor: str | None = None, limit: int = 100) -> Inbox:
         """The inbox: what suspended executions wait for, longest first, without tokens.

@@ -1,4 +1,4 @@
-"""Following a run: what its attempts emit, in order, as it comes."""
+"""Following what the attempts of a run emit, and what happens to the executions of an app."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,13 +8,16 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core.events import read_cursor
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, ModeName, Visibility
 from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver, read_execution_cursor
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.events import FROM_NOW, Subscription, Told
 from flowfabric.errors import CodecFailed, InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, level_of
+from flowfabric.task import Task
 
 log = open_log(__name__)
 
@@ -23,7 +26,7 @@ SUPERSEDED: Final = "superseded"
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """One thing a run has emitted. Print its `text`, or decode its `json()`."""
+    """Something a run emitted. Print its `text`, or decode its `json()`."""
 
     cursor: str
     """`run.stream(after=…)` continues after this frame, at any time and in any process."""
@@ -36,7 +39,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     step: str | None = None
     """The step in which it was emitted."""
     live: bool = False
-    """Only for those watching live; it is deleted soon."""
+    """Only for live viewers; it is deleted soon."""
     superseded: bool = False
     """Whether a later attempt has replaced it."""
     is_summary: bool = False
@@ -45,11 +48,11 @@ class Frame(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """What was emitted, as text; empty for turns and summaries, so print every frame."""
+        """The frame as text; empty for turns and summaries, so it is safe to print every frame."""
         return "" if self.is_summary else self.data.decode(errors="replace")
 
     def json(self) -> object:
-        """What was emitted, decoded; use `msgspec.json.decode` to decode to a type."""
+        """The frame's data decoded; for a typed value use `msgspec.json.decode` on `data`."""
         try:
             value: object = msgspec.json.decode(self.data)
         except msgspec.DecodeError as error:
@@ -58,7 +61,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
     @property
     def is_turn(self) -> bool:
-        """Whether a later attempt takes over here: see which earlier frames it `drops`."""
+        """Whether a later attempt takes over here; `drops` tells which frames it replaces."""
         return self.take_over is not None
 
     def drops(self, frame: "Frame") -> bool:
@@ -67,7 +70,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 
 class Idle(Protocol):
-    """Knows whether anything happens without a test driving it, and tells what holds it up."""
+    """Knows whether anything happens without a test driving it, and tells what a wait is for."""
 
     happens: bool
 
@@ -93,7 +96,7 @@ class Follower:
         self._superseded = superseded
         self._visibility = Visibility.ALL if live else Visibility.EXCLUDE_BEST_EFFORT
         self._ended = False
-        self._told: set[tuple[int, str | None]] = set()
+        self._passed_on: set[tuple[int, str | None]] = set()
         """Attempts and steps of the frames passed on, to see whether a later attempt drops any."""
         try:
             started = read_execution_cursor(self._after)
@@ -102,17 +105,16 @@ class Follower:
             raise InvalidInput("after", problem, after) from None
         if started is not None and started.frame_id:
             # A reader that resumes after a frame may have seen anything before it.
-            self._told.add((started.attempt_index, None))
+            self._passed_on.add((started.attempt_index, None))
 
     async def now(self) -> list[Frame]:
         """Everything there is, without waiting."""
-        found: list[Frame] = []
+        frames: list[Frame] = []
         while True:
             page = await self._page(0)
-            frames = self._frames(page)
-            found += frames
+            frames += self._frames(page)
             if page.is_end or not (page.frames or page.take_over):
-                return found
+                return frames
 
     async def next_page(self) -> list[Frame] | None:
         """What comes next, at least one frame; None when the run has ended."""
@@ -154,7 +156,7 @@ class Follower:
     def _frames(self, page: ExecutionFrames) -> list[Frame]:
         frames = [_frame(each) for each in page.frames]
         turn = page.take_over
-        if turn is not None and any(turn.drops(*told) for told in self._told):
+        if turn is not None and any(turn.drops(*each) for each in self._passed_on):
             marker = Frame(
                 cursor=page.cursor if not frames else f"{turn.attempt_index}:0-0",
                 kind=SUPERSEDED,
@@ -163,8 +165,10 @@ class Follower:
                 take_over=turn,
             )
             frames.insert(0, marker)
-            self._told.clear()
-        self._told.update((frame.attempt, frame.step) for frame in frames if not frame.superseded)
+            self._passed_on.clear()
+        self._passed_on.update(
+            (frame.attempt, frame.step) for frame in frames if not frame.superseded
+        )
         return frames
 
 
@@ -184,5 +188,59 @@ def _frame(frame: StreamFrame) -> Frame:
 
 
 def without_codec(what: str) -> CodecFailed:
-    told = "there is none; pass App(codec=…) the one it was written with"
-    return CodecFailed(told, decoding=True, what=what)
+    problem = "there is none; pass App(codec=…) the one it was written with"
+    return CodecFailed(problem, decoding=True, what=what)
+
+
+# What happens to the executions of an app
+
+START: Final = "start"
+NOW: Final = "now"
+
+
+async def subscribe(
+    engine: Engine,
+    namespace: str,
+    *,
+    after: str = NOW,
+    execution_id: str | None = None,
+    task: Task[..., object] | str | None = None,
+    category: str | None = None,
+    tag: tuple[str, str] | None = None,
+) -> Subscription[Told]:
+    """What happens to the app's executions, as it happens; see `App.events`."""
+    if execution_id is not None:
+        execution_id = engine.named_execution_id(execution_id, namespace)
+    return await engine.subscribe_events(
+        after=position_of(after),
+        namespace=namespace,
+        execution_id=execution_id,
+        kind=_kind(task),
+        category=category,
+        tag=tag,
+    )
+
+
+async def next_event(idle: Idle, subscription: Subscription[Told]) -> Told | None:
+    """Wait for the next event; None if there is none in a test, where nothing happens by itself."""
+    return await (anext(subscription) if idle.happens else subscription.next_if_any())
+
+
+def position_of(after: str) -> str:
+    """The position that `now`, `start` or a cursor stands for."""
+    if after in (NOW, START):
+        return FROM_NOW if after == NOW else "0"
+    try:
+        read_cursor(after)
+    except InvalidInput:
+        problem = f"must be {NOW!r}, {START!r}, or the cursor of an event"
+        raise InvalidInput("after", problem, after) from None
+    return after
+
+
+def _kind(task: object) -> str | None:
+    if task is None or isinstance(task, str):
+        return task
+    if isinstance(task, Task):
+        return task.name
+    raise InvalidInput("task", "must be a task, or the name of one", task)

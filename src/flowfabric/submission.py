@@ -11,9 +11,9 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from flowfabric import errors
 from flowfabric.batching import GroupCommit
 from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
-from flowfabric.core.checks import JSON, check_priority, split_misfit
+from flowfabric.core.checks import JSON, check_key, check_priority, split_misfit
 from flowfabric.core.creation import Checked, NewExecution, Terms, with_limits
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import ExecutionId
@@ -31,6 +31,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.limits import BoundArguments, Limit, check_limits
 from flowfabric.outages import everything_within, statements_within
 from flowfabric.task import Call, Task, check_budgets
+
+R = TypeVar("R")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,20 +68,20 @@ NO_ARGUMENTS: Final = BoundArguments({})
 
 
 def read_submission(
-    what: object, args: Sequence[object], given: Mapping[str, object]
+    what: object, args: Sequence[object], keywords: Mapping[str, object]
 ) -> tuple[Call[object], Options]:
     """Separate the task's arguments from the options of the submission."""
     if isinstance(what, Call):
         if args:
             raise errors.InvalidInput("submit", "a call has its arguments already")
-        return what, check_options(given)
+        return what, check_options(keywords)
     if not isinstance(what, Task):
         raise errors.InvalidInput(
             "submit", "takes a task (what @app.task returns) or a call of one", what
         )
-    if not given:
-        return Call(what, what.arguments.encode(args, given)), NO_OPTIONS
-    options = {name: value for name, value in given.items() if name in OPTION_NAMES}
+    if not keywords:
+        return Call(what, what.arguments.encode(args, keywords)), NO_OPTIONS
+    options = {name: value for name, value in keywords.items() if name in OPTION_NAMES}
     both = sorted(options.keys() & set(what.arguments.names))
     if both:
         raise errors.InvalidInput(
@@ -87,24 +89,54 @@ def read_submission(
             f"is both an argument of {what.name} and an option of submit; write"
             f" submit({what.name}(…), …), with the argument inside and the option outside",
         )
-    kwargs = {name: value for name, value in given.items() if name not in OPTION_NAMES}
+    kwargs = {name: value for name, value in keywords.items() if name not in OPTION_NAMES}
     return Call(what, what.arguments.encode(args, kwargs)), check_options(options)
 
 
-def check_options(given: Mapping[str, object]) -> Options:
-    if not given:
+def check_task(field: str, value: object) -> None:
+    if not isinstance(value, Task):
+        raise errors.InvalidInput(field, "takes the task itself, as @app.task returns it", value)
+
+
+def check_call(field: str, value: object) -> None:
+    if isinstance(value, Task):
+        raise errors.InvalidInput(
+            field, f"is a task without arguments; call it, as in {value.name}(…)", value
+        )
+    if not isinstance(value, Call):
+        raise errors.InvalidInput(field, "must be a call of a task, such as publish(42)", value)
+
+
+def check_calls(calls: Iterable[Call[R]]) -> list[Call[R]]:
+    value: object = calls
+    if isinstance(value, Call | Task | str) or not isinstance(value, Iterable):
+        raise errors.InvalidInput(
+            "calls", "must be a list, such as [publish(1), publish(2)]", value
+        )
+    checked = list(calls)
+    if {Call}.issuperset(map(type, checked)):
+        return checked
+    for number, each in enumerate(checked):
+        check_call(f"calls[{number}]", each)
+    return checked
+
+
+def check_options(keywords: Mapping[str, object]) -> Options:
+    if not keywords:
         return NO_OPTIONS
-    unknown = sorted(given.keys() - OPTION_NAMES)
+    unknown = sorted(keywords.keys() - OPTION_NAMES)
     if unknown:
         known = ", ".join(sorted(OPTION_NAMES))
         raise errors.InvalidInput(unknown[0], f"is not an option of submit; those are {known}")
-    if "limits" in given:
-        given = {**given, "limits": check_limits(given["limits"])}
+    if "limits" in keywords:
+        keywords = {**keywords, "limits": check_limits(keywords["limits"])}
     try:
-        return msgspec.convert(dict(given), Options)
+        options = msgspec.convert(dict(keywords), Options)
     except msgspec.ValidationError as error:
         problem, place = split_misfit(str(error))
         raise errors.InvalidInput(place or "options", problem) from None
+    check_key(options.idempotency_key)
+    return options
 
 
 def request_of(
@@ -216,26 +248,18 @@ class Submissions:
         parent: ExecutionId | None = None,
     ) -> list[Checked]:
         """Check the calls; what they have in common is checked once."""
-        usual = self._usual_terms
-        if options is NO_OPTIONS and parent is None:
-            return self._engine.check_payloads(
-                [
-                    (
-                        self._under_limits(usual(each.task, namespace), each, options, namespace)
-                        if each.task.limits
-                        else usual(each.task, namespace),
-                        each.payload,
-                    )
-                    for each in calls
-                ]
-            )
         shared = {
             task: self._check_terms(task, namespace, options)
             if options.has_terms
-            else usual(task, namespace)
+            else self._usual_terms(task, namespace)
             for task in {call.task: None for call in calls}
         }
-        terms = [self._under_limits(shared[each.task], each, options, namespace) for each in calls]
+        terms = [
+            self._under_limits(shared[each.task], each, options, namespace)
+            if each.task.limits or options.limits
+            else shared[each.task]
+            for each in calls
+        ]
         if parent is None and not options.names_one:
             payloads = [each.payload for each in calls]
             return self._engine.check_payloads(list(zip(terms, payloads, strict=True)))
@@ -257,8 +281,7 @@ class Submissions:
     def _check_terms(
         self, task: Task[..., object], namespace: str, options: Options = NO_OPTIONS
     ) -> Terms:
-        unlimited = msgspec.structs.replace(options, limits=())
-        request = request_of(Call(task, b"{}"), unlimited, namespace, limited=False)
+        request = request_of(Call(task, b"{}"), options, namespace, limited=False)
         return self._engine.check_terms(request)
 
     def _under_limits(
@@ -266,11 +289,8 @@ class Submissions:
     ) -> Terms:
         """The terms of one call, shared by calls of a task that have the same limit keys."""
         if options.limits or options.has_terms:
-            uses = limit_uses(call, options, namespace)
-            return with_limits(terms, uses) if uses else terms
+            return with_limits(terms, limit_uses(call, options, namespace))
         limits = call.task.limits
-        if not limits:
-            return terms
         bound = _bound(call, limits)
         place = (id(terms), tuple([each.key_for(bound) for each in limits]))
         known = self._limited_terms.get(place)

@@ -2,8 +2,7 @@
 
 A task's arguments are stored as a JSON object with one member per parameter and
 decoded by the function's annotations; a parameter may have any type that msgspec can
-decode. A mismatch is reported with the argument's name, both when the task is submitted
-and when it runs.
+decode. A mismatch names the argument, both when the task is submitted and when it runs.
 """
 
 import inspect
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from inspect import Parameter
 from typing import Final, Generic, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, get_args
 
 import msgspec
@@ -25,7 +25,6 @@ from flowfabric.core.ids import parse_execution_kind, parse_lane_id
 from flowfabric.errors import InvalidInput
 from flowfabric.json_values import UNREADABLE, check_storable, decoder_of, encode_value, typed
 from flowfabric.limits import BoundArguments, KeySource, Limit, SlotFate, check_keys, limits_of
-from flowfabric.parts import NotAwaitable
 
 # Parameters that the worker fills in, with resources from `app.provide`
 #
@@ -49,66 +48,55 @@ class Provided:
 
 
 @dataclass(frozen=True)
-class _ResourceHolder:
+class _Untyped:
     value: object
 
 
 def provided(kind: type[T]) -> T:
     """As a default, `db: Database = provided(Database)`: filled in by the worker."""
     # A marker, typed as the resource that replaces it.
-    marker: T = getattr(_ResourceHolder(Provided(kind)), "value")  # noqa: B009
+    marker: T = getattr(_Untyped(Provided(kind)), "value")  # noqa: B009
     return marker
 
 
 def resources_of(
     name: str,
-    parameters: Sequence[inspect.Parameter],
+    parameters: Sequence[Parameter],
     hints: Mapping[str, object],
     kinds: AbstractSet[type],
 ) -> dict[str, type]:
     """The parameters that the worker fills in, each with the class of its resource."""
-    found: dict[str, type] = {}
+    resources: dict[str, type] = {}
     for parameter in parameters:
         hint = hints.get(parameter.name)
         if isinstance(parameter.default, Provided):
-            found[parameter.name] = parameter.default.kind
+            resources[parameter.name] = parameter.default.kind
         elif isinstance(hint, type) and hint in kinds:
-            found[parameter.name] = hint
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and found:
+            resources[parameter.name] = hint
+        elif parameter.kind is Parameter.VAR_POSITIONAL and resources:
             raise InvalidInput(
                 f"argument *{parameter.name} of {name}",
-                f"must come before {next(iter(found))}, which the worker fills in",
+                f"must come before {next(iter(resources))}, which the worker fills in",
             )
     for each in parameters:
-        if each.name in found and each.kind is inspect.Parameter.POSITIONAL_ONLY:
+        if each.name in resources and each.kind is Parameter.POSITIONAL_ONLY:
             raise InvalidInput(
                 f"argument {each.name} of {name}",
                 "is filled in by the worker and cannot be positional-only; move it after the `/`",
             )
-    return found
+    return resources
 
 
-def names_are_known(function: Callable[..., object]) -> bool:
-    """Whether every name in its annotations exists yet; its module may still be loading."""
-    try:
-        typing.get_type_hints(function)
-    except NameError:
-        return False
-    except TypeError:
-        return True
-    return True
-
-
-# What a program says about trying again, checked where it is written --------
+# Retries, checked where the program declares them ----------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """How often to try again after a failure, and how long to wait before.
+    """How often to retry after a failure, and how long to wait before each retry.
 
     The wait starts at `delay` and grows by `multiplier` up to `max_delay`; with
     `jitter` each wait is half to all of that. Exceptions of the class, or one of the
-    classes, in `never_on` fail for good, as does `DoNotRetry`.
+    classes, in `never_on` are not retried; neither is `DoNotRetry`.
     """
 
     max_retries: int = 3
@@ -144,23 +132,23 @@ class Retry:
 
     @cached_property
     def final(self) -> tuple[type[BaseException], ...]:
-        """The exceptions after which nothing is tried again."""
-        given: object = self.never_on
-        classes: list[object] = [given]
-        if isinstance(given, Iterable) and not isinstance(given, type):
-            classes = list(given)
+        """The exceptions that are never retried."""
+        value: object = self.never_on
+        classes: list[object] = [value]
+        if isinstance(value, Iterable) and not isinstance(value, type):
+            classes = list(value)
         for each in classes:
             if not (isinstance(each, type) and issubclass(each, BaseException)):
-                raise InvalidInput(
-                    "retry.never_on", "must be exception classes, such as ValueError", given
-                )
+                problem = "must be exception classes, such as ValueError"
+                raise InvalidInput("retry.never_on", problem, value)
         return tuple(each for each in classes if isinstance(each, type))
 
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
-_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 SOURCE_DEPTH_MAX: Final = 4
 """How deep in arguments to look for a misplaced node, to say what to do with it."""
 Executor = Literal["thread", "process"]
@@ -187,12 +175,12 @@ class SubmitOptions(TypedDict, total=False):
     """Refuse an idempotency key or id that was used with other arguments."""
     tags: Mapping[str, str]
     delay: policies.Duration
-    """Do not start before this long from now."""
+    """Start no sooner than this long from now."""
     deadline: policies.Duration
-    """Expire unless it has ended this long from now."""
+    """Expire unless it ends within this long from now."""
     execution_id: str
     budget: str | Sequence[str]
-    """Do not start while this budget, or one of these, is used up; added to the task's own."""
+    """Do not start while this budget, or any of these, is used up; adds to the task's own."""
     connection: object
     """Take part in the transaction of this connection; see `App.submit`."""
     limits: Sequence[Limit]
@@ -265,15 +253,15 @@ class TaskSettings:
         )
 
 
-def check_budgets(given: object) -> tuple[str, ...]:
+def check_budgets(value: object) -> tuple[str, ...]:
     """The names of one or several budgets, without duplicates."""
-    names = [given] if isinstance(given, str) else given
+    names = [value] if isinstance(value, str) else value
     checks.check_names("budget", names)
     assert isinstance(names, Iterable)
     return tuple(sorted({checks.check_name("budget", each) for each in names}))
 
 
-class Call(NotAwaitable, Generic[R_co]):
+class Call(Generic[R_co]):
     """A task with its arguments: something to submit."""
 
     __slots__ = ("payload", "task")
@@ -284,6 +272,17 @@ class Call(NotAwaitable, Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<call of {self.task.kind}>"
+
+    # Type checkers, which do not see this method, refuse to await a call.
+    if not typing.TYPE_CHECKING:
+
+        def __await__(self) -> typing.Never:
+            name = self.task.name
+            raise TypeError(
+                f"{name}(…) is a call to submit, and runs nothing when it is awaited. Write"
+                f" `run = await app.submit({name}, …)`, or `ctx.submit` within a task, and"
+                f" `await run.result()`; {name}.function is the function itself"
+            )
 
 
 class Task(Generic[P, R_co]):
@@ -330,7 +329,7 @@ class Task(Generic[P, R_co]):
             settings.limits,
         )
         """The limits of its runs, its own first."""
-        if names_are_known(function):
+        if _names_exist(function):
             check_keys(self.name, self.limits, self.arguments)
             if self.arguments.resources and settings.executor == "process":
                 raise InvalidInput("executor", "resources cannot be passed to another process")
@@ -347,15 +346,11 @@ class Task(Generic[P, R_co]):
         return Arguments(self.name, self.function, self._kinds)
 
     @cached_property
-    def takes_context(self) -> bool:
-        return self.arguments.takes_context
-
-    @cached_property
     def _result_codec(self) -> "ResultCodec":
         return result_codec(self.function)
 
     def encode_result(self, value: object) -> bytes:
-        """The result as it is stored. One that does not fit the return annotation is refused."""
+        """The result as it is stored. Raises `InvalidInput` unless it fits the annotation."""
         data = encode_value(f"the result of {self.name}", value)
         self.decode_result(data)
         return data
@@ -399,14 +394,14 @@ class Arguments:
         self, name: str, function: Callable[..., object], kinds: AbstractSet[type] = frozenset()
     ) -> None:
         """`kinds` are the classes of the resources that were provided."""
-        self._name = name
+        self._name, empty = name, Parameter.empty
         parameters = list(inspect.signature(function).parameters.values())
         hints = resolve_hints(function)
         first = hints.get(parameters[0].name) if parameters else None
         self.takes_context = _is_context(first)
         if self.takes_context:
             parameters = parameters[1:]
-        elif parameters and _is_bare_context(parameters[0]):
+        elif parameters and parameters[0].name == "ctx" and parameters[0].annotation is empty:
             raise InvalidInput(
                 f"argument ctx of {name}",
                 "has no annotation, so it would be an argument; for the context write"
@@ -425,17 +420,20 @@ class Arguments:
         self._by_name = frozenset(order[min(places) :] if places else ())
         parameters = [each for each in parameters if each.name not in self.resources]
         self._signature = inspect.Signature(parameters)
-        empty = inspect.Parameter.empty
         self._defaults = {p.name: p.default for p in parameters if p.default is not empty}
         self.names = tuple(parameter.name for parameter in parameters)
-        self.required = tuple(each.name for each in parameters if _is_required(each))
+        self.required = tuple(
+            each.name for each in parameters if each.default is empty and each.kind not in _VARIABLE
+        )
         self._all_by_place = all(each.kind in _BY_PLACE for each in parameters)
         self._hints = hints
         for parameter in parameters:
             kind = hints.get(parameter.name, object)
             check_storable(f"argument {parameter.name} of {name}", kind)
         self._decoder = _decoder(name, parameters, hints)
-        self._all_by_position = not self._by_name and all(map(_is_always_positional, parameters))
+        self._all_by_position = (
+            self._all_by_place and not self._by_name and len(self.required) == len(self.names)
+        )
         self._decoders: dict[frozenset[str], msgspec.json.Decoder[msgspec.Struct]] = {}
 
     def encode(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bytes:
@@ -483,37 +481,30 @@ class Arguments:
 
     def _check_storable(self, field_name: str, value: object) -> None:
         node = _source_in(value)
-        if node is not None and node is value:
-            raise InvalidInput(
-                field_name, f"is a node of a flow; write flow.add({self._name}, node)", node
-            )
-        if node is not None:
-            raise InvalidInput(
-                field_name,
-                "has a node inside; a node can be a whole argument, one of `inputs`, or in a"
-                " list of nodes",
-                node,
-            )
-        encode_value(field_name, value)
+        if node is None:
+            encode_value(field_name, value)
+        elif node is value:
+            problem = f"is a node of a flow; write flow.add({self._name}, node)"
+            raise InvalidInput(field_name, problem, node)
+        else:
+            problem = "has a node inside; a node can be a whole argument, one of `inputs`, or in a"
+            raise InvalidInput(field_name, f"{problem} list of nodes", node)
 
     def rest(self) -> str | None:
         """The parameter that takes any number of arguments, as in `*pages`."""
-        for parameter in self._signature.parameters.values():
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                return parameter.name
-        return None
+        parameters = self._signature.parameters.values()
+        variable = (each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL)
+        return next(variable, None)
 
     @property
     def positional(self) -> tuple[str, ...]:
         """The parameters if all can be passed by position and their number is fixed, else none."""
-        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = self._signature.parameters
-        return self.names if all(parameters[n].kind in by_position for n in self.names) else ()
+        return self.names if self._all_by_place else ()
 
     def takes(self, name: str) -> bool:
         """Whether there is a parameter of this name, or one for any name."""
         kinds = (each.kind for each in self._signature.parameters.values())
-        return name in self.names or inspect.Parameter.VAR_KEYWORD in kinds
+        return name in self.names or Parameter.VAR_KEYWORD in kinds
 
     def takes_none(self, name: str) -> bool:
         """Whether a parameter may be omitted or be None."""
@@ -547,13 +538,11 @@ class Arguments:
                 gap = True
                 continue
             match parameter.kind:
-                case inspect.Parameter.VAR_POSITIONAL:
+                case Parameter.VAR_POSITIONAL:
                     positional.extend(value)
-                case inspect.Parameter.VAR_KEYWORD:
+                case Parameter.VAR_KEYWORD:
                     bound.kwargs.update(value)
-                case inspect.Parameter.KEYWORD_ONLY:
-                    bound.kwargs[parameter.name] = value
-                case _ if gap:
+                case kind if gap or kind is Parameter.KEYWORD_ONLY:
                     bound.kwargs[parameter.name] = value
                 case _:
                     positional.append(value)
@@ -581,17 +570,14 @@ class Arguments:
     def _refusal(self, problem: str) -> InvalidInput:
         """Turn what msgspec says about the object into words about the function's arguments."""
         problem, where = checks.split_misfit(problem)
+        field = f"argument {problem.partition('`')[2].rstrip('`')} of {self._name}"
         if "missing required field" in problem:
-            missing = problem.partition("`")[2].rstrip("`")
-            return InvalidInput(f"argument {missing} of {self._name}", "is missing")
+            return InvalidInput(field, "is missing")
         if "unknown field" in problem:
-            unknown = problem.partition("`")[2].rstrip("`")
             takes = ", ".join(self.names) or "no arguments"
-            return InvalidInput(
-                f"argument {unknown} of {self._name}", f"is unknown; it takes {takes}"
-            )
-        field_name = f"argument {where} of {self._name}" if where else f"payload of {self._name}"
-        return InvalidInput(field_name, checks.uncapitalized(problem))
+            return InvalidInput(field, f"is unknown; it takes {takes}")
+        field = f"argument {where} of {self._name}" if where else f"payload of {self._name}"
+        return InvalidInput(field, checks.uncapitalized(problem))
 
 
 def _source_in(value: object, depth: int = SOURCE_DEPTH_MAX) -> Source | None:
@@ -605,21 +591,8 @@ def _source_in(value: object, depth: int = SOURCE_DEPTH_MAX) -> Source | None:
     return next((each for each in found if each is not None), None)
 
 
-def _is_bare_context(parameter: inspect.Parameter) -> bool:
-    return parameter.name == "ctx" and parameter.annotation is inspect.Parameter.empty
-
-
-def _is_required(parameter: inspect.Parameter) -> bool:
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return parameter.default is inspect.Parameter.empty and parameter.kind not in variable
-
-
-def _is_always_positional(parameter: inspect.Parameter) -> bool:
-    return parameter.kind in _BY_PLACE and _is_required(parameter)
-
-
 def _decoder(
-    name: str, parameters: Sequence[inspect.Parameter], hints: Mapping[str, object]
+    name: str, parameters: Sequence[Parameter], hints: Mapping[str, object]
 ) -> "msgspec.json.Decoder[msgspec.Struct]":
     fields = [_field(parameter, hints.get(parameter.name, object)) for parameter in parameters]
     try:
@@ -632,27 +605,31 @@ def _decoder(
 
 
 def _field(
-    parameter: inspect.Parameter, kind: object
+    parameter: Parameter, kind: object
 ) -> tuple[str, type] | tuple[str, type, msgspec.UnsetType]:
     """A member of the object; unset if the caller omitted the argument."""
-    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+    if parameter.kind is Parameter.VAR_POSITIONAL:
         kind = types.GenericAlias(list, (kind,))
-    elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+    elif parameter.kind is Parameter.VAR_KEYWORD:
         kind = types.GenericAlias(dict, (str, kind))
-    elif parameter.default is inspect.Parameter.empty:
+    elif parameter.default is Parameter.empty:
         return (parameter.name, _as_type(kind))
     return (parameter.name, _as_type(operator.or_(kind, msgspec.UnsetType)), msgspec.UNSET)
 
 
 def _as_type(kind: object) -> type:
     """Annotations as msgspec takes them: it accepts only types, Python accepts more."""
-    annotation: type = getattr(_Holder(kind), "kind")  # noqa: B009
+    annotation: type = getattr(_Untyped(kind), "value")  # noqa: B009
     return annotation
 
 
-@dataclass(frozen=True)
-class _Holder:
-    kind: object
+def _names_exist(function: Callable[..., object]) -> bool:
+    """Whether every name in its annotations exists yet; its module may still be loading."""
+    try:
+        resolve_hints(function)
+    except InvalidInput:
+        return False
+    return True
 
 
 def resolve_hints(function: Callable[..., object]) -> dict[str, object]:

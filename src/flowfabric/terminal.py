@@ -69,7 +69,7 @@ def safe(text: Text | str, style: str | Style = "") -> Text:
 
 
 class Indented:
-    """Foreign text of several lines, such as a traceback, between lines of ours.
+    """Foreign text of several lines, such as a traceback, between our own lines.
 
     Every line is indented, wrapped ones too, so that none looks like ours.
     """

@@ -13,9 +13,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from flowfabric.app import DEFAULT_NAMESPACE, MEMORY_URL, App
+from flowfabric.app import DEFAULT_NAMESPACE, MEMORY_URL, TESTS_OF_NO_APP, App
 from flowfabric.blocking import Blocking
-from flowfabric.connection import Opened
 from flowfabric.core.checks import check_int, check_time
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.ids import ExecutionId, uuid_of
@@ -26,9 +25,8 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import Bug, ExecutionNotTerminal, InvalidInput, NotFound, OperationTimeout
 from flowfabric.reconcilers import URGENT, run_due
-from flowfabric.registry import check_task
-from flowfabric.run import Endings
-from flowfabric.submission import Submissions
+from flowfabric.run import Endings, Opened
+from flowfabric.submission import Submissions, check_task
 from flowfabric.task import Task
 from flowfabric.worker.inline import InlineWorker
 
@@ -171,6 +169,7 @@ class LocalApp(App):
         namespace = DEFAULT_NAMESPACE if of is None else of.namespace
         codec = None if of is None else of.codec
         super().__init__(MEMORY_URL, namespace=namespace, codec=codec, clock=self.clock)
+        self._of = of
         self._drains = 0
         self._drained = asyncio.Event()
         if of is not None:
@@ -188,6 +187,8 @@ class LocalApp(App):
 
     async def open(self) -> Opened:
         opened = await super().open()
+        if self._of is None and self not in TESTS_OF_NO_APP:
+            TESTS_OF_NO_APP.append(self)
         if not isinstance(opened.endings, LocalEndings):
             endings = LocalEndings(opened.engine, self._wait_for_drains)
             opened = self._opened = replace(opened, endings=endings)
@@ -195,6 +196,9 @@ class LocalApp(App):
             for each in self.adopted:
                 each.replace_with(self)
         return opened
+
+    async def _connect_unless_testing(self) -> Engine:
+        return await self._connect()
 
     async def _wait_for_drains(self) -> bool:
         """Wait until no drain is running; False if none was."""
@@ -326,6 +330,8 @@ class LocalApp(App):
         try:
             await self.resources.close()
         finally:
+            if self in TESTS_OF_NO_APP:
+                TESTS_OF_NO_APP.remove(self)
             await super().close()
 
 

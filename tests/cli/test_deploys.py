@@ -171,7 +171,7 @@ async def test_show_and_why_name_the_step_that_failed(engine: Engine, url: str) 
     failed = FailedStep(step_key="charge#2", name="charge", error="ValueError: \x1b[2Jno")
     await engine.fail(claimed.handle, "no order", failure_class=FailureClass.PERMANENT, step=failed)
     shown = run("show", order, url=url)
-    assert "It has ended as failed at step 'charge': no order." in shown.out
+    assert "It failed at step 'charge': no order." in shown.out
     steps, attempts = (
         next(line for line in shown.out.splitlines() if name in line)
         for name in ("ValueError", "ended failure")
@@ -179,9 +179,7 @@ async def test_show_and_why_name_the_step_that_failed(engine: Engine, url: str) 
     assert steps.split()[0] == "charge"
     assert "\\x1b[2Jno" in steps
     assert attempts.endswith("step charge: no order")
-    assert run("why", order, url=url).out.strip() == (
-        "It has ended as failed at step 'charge': no order."
-    )
+    assert run("why", order, url=url).out.strip() == ("It failed at step 'charge': no order.")
     document = run("show", order, "--json", url=url).document
     assert isinstance(document["attempts"], list)
     assert document["attempts"][0]["failed_step_key"] == "charge#2"

@@ -75,7 +75,7 @@ async def test_show_tells_the_whole_story(url: str, failed_id: str) -> None:
     text = " ".join(ran.out.split())
     assert ran.lines[0].split() == [KIND, "failed"]
     for expected in (
-        f"It has ended as failed: {REASON}.",
+        f"It failed: {REASON}.",
         failed_id,
         '{"page":41}',
         "worker-host-4711",

@@ -48,7 +48,7 @@ async def test_a_list_shows_what_workers_serve_and_have_in_hand(engine: Engine, 
 
 async def test_workers_that_stop_with_runs_in_hand_are_named(engine: Engine, url: str) -> None:
     none = run("workers", "list", url=url, FLOWFABRIC_APP="shop:app").err
-    assert none == "No worker is there: flowfabric worker shop:app\n"
+    assert none == "No worker is there. Start one: flowfabric worker shop:app\n"
     assert run("workers", "list", url=url).err.endswith(": flowfabric worker module:app\n")
 
     await engine.create_execution(NewExecution(execution_kind="send"))

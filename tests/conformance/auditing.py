@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core.diagnosis import Complaint
+from flowfabric.core.audit import Complaint
 from flowfabric.core.ids import parse_execution_id
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.transitions import Changes

@@ -27,6 +27,7 @@ BY_ID = (
 )  # fmt: skip
 BY_LANE = ("pause_lane", "resume_lane", "drain_lane", "disable_lane")
 SWEEPS = (
+    "act_on_breaches", "check_reservations", "reset_due_budgets", "trim_budgets",
     "expire_workers", "return_due_grants", "trim_events", "trim_guards", "trim_routes",
     "trim_streams", "wake_awaiting",
 )  # fmt: skip
@@ -230,7 +231,7 @@ def holding(running: Claimed, waiting: ExecutionId) -> dict[str, Arguments]:
         "delay_execution": {**typed, "delay_until_ms": 5},
         "move_to_waiting_children": typed,
         "update_progress": {**by_fence, "percent": 5, "message": "on it"},
-        "delay": {**by_handle, "delay_until_ms": 5},
+        "delay": {**by_handle, "delay_until_ms": 5, "begun": True},
         "wait_children": by_handle,
         "await_executions": {**by_handle, "execution_ids": [waiting], "until_ms": 5},
         "block_on_code": {

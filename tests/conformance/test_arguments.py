@@ -59,7 +59,10 @@ ELSEWHERE = {
 }  # fmt: skip
 """Pauses and callers' transactions have tests of their own."""
 
-ONE_OF_EACH: tuple[object, ...] = (None, True, 5, 1.5, "text", b"bytes", [5], {"key": 5}, object())
+ONE_OF_EACH: tuple[object, ...] = (
+    None, False, True, 5, 1.5, "text", b"bytes", [5], {"key": 5}, object(),
+)  # fmt: skip
+"""False and True equal the numbers 0 and 1, so comparing does not tell them apart."""
 NUMBERS_BEYOND = (-1, 2**70)
 TEXTS_BEYOND = ("x" * 100_000, "a\x00b", "\ud800")
 

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.bounds import AUDIT_EVERY_MS
-from flowfabric.core.diagnosis import Complaint, Wrong
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import CompletionDispatch, FlowRecord
 from flowfabric.core.ids import FIRST_UUID, parse_execution_id

@@ -108,3 +108,28 @@ async def test_a_chosen_id_and_its_own_key_can_be_repeated(engine: Engine) -> No
     assert isinstance(first, Created)
     for again in (request, new(execution_id="own"), new(idempotency_key="k")):
         assert await engine.create_execution(again) == Duplicate(execution_id=first.execution_id)
+
+
+@pytest.mark.parametrize("own_id", ["order-17", UUID])
+async def test_a_chosen_id_that_a_run_of_another_task_has_is_a_conflict(
+    engine: Engine, own_id: str
+) -> None:
+    chosen = new(execution_kind="pay", execution_id=own_id, id_is_chosen=True)
+    first = await engine.create_execution(chosen)
+    other = new(execution_kind="ship", execution_id=own_id, id_is_chosen=True)
+    for requests in ([other], [new(), other]):
+        async with unchanged(engine):
+            with pytest.raises(IdempotencyConflict) as caught:
+                await engine.create_executions(requests)
+        for named in (own_id, "'pay'", "'ship'"):
+            assert named in str(caught.value)
+    for kind in ("pay", "pay@2"):
+        again = new(execution_kind=kind, execution_id=own_id, id_is_chosen=True)
+        assert await engine.create_execution(again) == Duplicate(execution_id=first.execution_id)
+
+
+async def test_one_batch_cannot_give_two_tasks_the_same_id(engine: Engine) -> None:
+    requests = [new(execution_kind=kind, execution_id="order-17") for kind in ("pay", "ship")]
+    async with unchanged(engine):
+        with pytest.raises(IdempotencyConflict, match="'pay', not of 'ship'"):
+            await engine.create_executions(requests)

@@ -299,7 +299,11 @@ async def test_a_strict_repeat_of_an_id_must_have_the_same_content(
         async with refused(engine, IdempotencyConflict):
             await engine.create_executions([new(), request])
         lenient = structs.replace(request, strict=False)
-        assert await engine.create_execution(lenient) == Duplicate(execution_id=first)
+        if own_id != ID and "execution_kind" in other:
+            async with refused(engine, IdempotencyConflict):
+                await engine.create_execution(lenient)
+        else:
+            assert await engine.create_execution(lenient) == Duplicate(execution_id=first)
 
 
 async def test_of_concurrent_creations_with_one_key_one_wins(engine: Engine) -> None:

@@ -96,7 +96,7 @@ async def test_an_attempt_names_the_step_that_failed_and_steps_list_it_last(
 ) -> None:
     ended, retried = await given.running(), await given.running(policy=RETRIED)
     for each, said in (
-        (ended, "It has ended as failed at step 'charge': broken."),
+        (ended, "It failed at step 'charge': broken."),
         (retried, "It waits 5.0s more (retry backoff). Try 1 failed at step 'charge': broken."),
     ):
         done = NewStep(step_key="charge", result=b"7")

@@ -141,9 +141,9 @@ async def test_every_situation_is_explained(
             Cause.BLOCKED,
             f"It is {awaiting.blocking_detail}.",
         ),
-        completed.execution_id: (Cause.ENDED, "It has ended as completed."),
-        failed.execution_id: (Cause.ENDED, "It has ended as failed: no disk."),
-        cancelled: (Cause.ENDED, "It has ended as cancelled: not needed."),
+        completed.execution_id: (Cause.ENDED, "It completed."),
+        failed.execution_id: (Cause.ENDED, "It failed: no disk."),
+        cancelled: (Cause.ENDED, "It was cancelled: not needed."),
     }
     async with unchanged(engine):
         for execution_id, expected in sentences.items():

@@ -320,9 +320,9 @@ async def test_slots_to_spare_follow_a_changed_limit(
 
 async def test_setting_a_limit_leaves_what_becomes_of_slots_alone(engine: Engine) -> None:
     await engine.create_quota_policy(CAP, max_concurrent=1, while_suspended="keep", name="mail")
-    assert (await engine.set_limit("mail", active_concurrency_cap=5)).limits.keeps
+    assert (await engine.set_limit("mail", active_concurrency_cap=5)).spec.limits.keeps
     changed = await engine.set_limit("mail", active_concurrency_cap=5, while_suspended="release")
-    assert not changed.limits.keeps
+    assert not changed.spec.limits.keeps
     limits = await engine.read_quota_policy_limits(CAP)
     assert limits is not None
     assert limits.while_suspended is WhileSuspended.RELEASE

@@ -6,10 +6,17 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.gates import Gate, GateName, GateOwner
 from flowfabric.core.ids import QuotaPolicyId
-from flowfabric.core.results import Claimed, ClaimGrant, ReclaimGrant, ResumeGrant
+from flowfabric.core.results import (
+    Claimed,
+    ClaimGrant,
+    GrantNotFound,
+    ReclaimGrant,
+    ResumeGrant,
+)
 from flowfabric.core.transitions import Changes
 from flowfabric.errors import (
     BudgetExceeded,
+    ClaimGrantExpired,
     ConcurrencyLimitExceeded,
     RateLimitExceeded,
 )
@@ -141,6 +148,59 @@ async def test_a_grant_that_counted_no_start_gives_none_back(
     clock.advance(ms=TTL_MS + 1)
     await engine.return_due_grants()
     assert await started(engine) == before + 1
+
+
+async def test_a_limit_that_did_not_count_a_grant_gives_no_start_back_for_it(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await engine.create_quota_policy(RATE, max_concurrent=10)
+    granted, _ = [await given.waiting(gates=[gate(RATE)]) for _ in range(2)]
+    await engine.issue_claim_grant(granted, **WORKER, grant_ttl_ms=TTL_MS)
+    await engine.set_limit(RATE, window_ms=60_000, max_requests_per_window=2)
+    assert await engine.claim(**WORKER) is not None
+    clock.advance(ms=TTL_MS + 1)
+    assert (await engine.return_due_grants()).acted == 1
+    assert await started(engine) == 1
+
+
+async def test_a_grant_that_is_used_too_late_gives_its_start_back_once(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    execution_id, _ = [await given.waiting(gates=[gate(RATE)]) for _ in range(2)]
+    grant = await engine.issue_claim_grant(execution_id, **WORKER, grant_ttl_ms=TTL_MS)
+    assert await engine.claim(**WORKER) is not None
+    clock.advance(ms=TTL_MS + 1)
+    for _ in range(2):
+        with pytest.raises(ClaimGrantExpired):
+            await engine.claim_execution(execution_id, **WORKER, grant_key=grant.grant_key)
+        assert await started(engine) == 1
+    await engine.return_due_grants()
+    assert await started(engine) == 1
+
+
+async def test_a_takeover_that_comes_too_late_gives_its_start_back(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    lost = (await given.revoked(gates=[gate(RATE)])).execution_id
+    before = await started(engine)
+    grant = await engine.issue_reclaim_grant(lost, **WORKER, grant_ttl_ms=TTL_MS)
+    assert isinstance(grant, ReclaimGrant)
+    assert await started(engine) == before + 1
+    clock.advance(ms=TTL_MS + 1)
+    late = await engine.reclaim_execution(lost, **WORKER, grant_key=grant.grant_key)
+    assert isinstance(late, GrantNotFound)
+    assert await started(engine) == before
+
+
+async def test_an_operator_in_place_of_a_grant_that_ran_out_gives_its_start_back(
+    engine: Engine, given: Given, clock: SettableClock, rate: None
+) -> None:
+    execution_id = await given.waiting(gates=[gate(RATE)])
+    await engine.issue_claim_grant(execution_id, **WORKER, grant_ttl_ms=TTL_MS)
+    clock.advance(ms=TTL_MS + 1)
+    await engine.issue_grant_and_claim(execution_id)
+    assert await started(engine) == 0
+    assert await running(engine, RATE) == 1
 
 
 async def test_a_scheduler_alone_is_given_again_what_was_not_used_in_time(

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.tokens import Scope
+from flowfabric.core.api_tokens import Scope
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.testing import SettableClock
 from tests.conformance.observed import call

@@ -96,6 +96,53 @@ async def test_what_waits_between_deaths_goes_on(
     assert claimed.execution_id == execution_id
 
 
+async def test_a_claim_says_whether_the_next_death_fails_the_execution(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await given.waiting()
+    told = []
+    while (claimed := await claim(engine)) is not None:
+        told.append(claimed.last_chance)
+        await lose(engine, clock)
+    assert told == [False, False, True]
+
+
+async def test_what_never_began_is_on_its_last_chance_whenever_it_is_claimed_again(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting()
+    for _ in range(2):
+        assert await claim(engine) is not None
+        await lose(engine, clock)
+    for _ in range(4):
+        claimed = await claim(engine)
+        assert claimed is not None
+        assert claimed.last_chance
+        await engine.delay(claimed.handle, clock.now_ms() + 10, begun=False)
+        clock.advance(ms=10)
+        await engine.promote_due_delays()
+    assert await claim(engine) is not None
+    await lose(engine, clock)
+    assert await engine.read_execution_state(execution_id) is PublicState.FAILED
+
+
+async def test_what_gets_on_is_on_its_last_chance_no_longer(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    await given.waiting()
+    for _ in range(2):
+        assert await claim(engine) is not None
+        await lose(engine, clock)
+    claimed = await claim(engine)
+    assert claimed is not None
+    step = StepReport(handle=claimed.handle, step=NewStep(step_key="step"))
+    await engine.record_steps([step])
+    await lose(engine, clock)
+    claimed = await claim(engine)
+    assert claimed is not None
+    assert not claimed.last_chance
+
+
 async def test_what_is_handed_back_or_taken_away_is_no_death(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

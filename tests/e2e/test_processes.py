@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from flowfabric import App
 from flowfabric.core.states import PublicState
 from flowfabric.engine.reads import ExecutionFilter
+from flowfabric.errors import ExecutionFailed
 from flowfabric.task import Task, TaskSettings
-from tests.e2e.conftest import steps_run, worker_process
+from tests.e2e.conftest import python, steps_run, worker_process
+from tests.worker import processes
 
 
 def remote(name: str) -> Task[..., object]:
@@ -90,3 +94,13 @@ async def test_a_handler_that_blocks_the_loop_for_half_a_minute_keeps_its_lease_
             assert await worker.ended() == 0
         snapshot = await blocking.snapshot()
     assert (snapshot.total_attempt_count, snapshot.lease_reclaim_count) == (1, 0)
+
+
+async def test_a_task_in_a_process_fails_if_importing_its_program_starts_a_worker(
+    store_url: str,
+) -> None:
+    async with App(store_url) as app:
+        run = await app.submit(processes.die)
+        async with python("tests.e2e.unguarded", store_url):
+            with pytest.raises(ExecutionFailed, match=r"before it could run anything; .*__main__"):
+                await run.result(timeout="60s")

@@ -196,7 +196,7 @@ class Performer:
                     await self._step(ctx, "used", program.told, used)
             else:
                 await self._step(ctx, "used", program.told, used)
-            if program.how == "as waited":
+            if program.how in ("as completed", "as waited"):
                 # It is parked, and comes by here again with others finished meanwhile.
                 await ctx.sleep(10)
 

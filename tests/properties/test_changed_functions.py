@@ -9,6 +9,10 @@ The arguments of a branch stay what they are, or say what its code is and change
 `asyncio.as_completed`, which starts coroutines in the order of a set, may start it where another
 was: such a run may be blocked although nothing lies ahead of the change.
 
+The same where all steps have one name, and all children are of one task: one call of these is
+inserted, and if the run is blocked, the change is accepted once. Then the new code completes it,
+every effect once, and each call returns its own result.
+
 `FLOWFABRIC_EXAMPLES=500 pytest tests/properties/test_changed_functions.py --hypothesis-seed=7`
 looks longer, and elsewhere.
 """
@@ -25,15 +29,18 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from flowfabric import Context
+from flowfabric import Context, Run
+from flowfabric.core.states import PublicState
 from flowfabric.testing import LocalApp
 from tests.properties.asyncio_runner import run
 
 EXAMPLES = int(os.environ.get("FLOWFABRIC_EXAMPLES", "75"))
 RESTS = 3
 """How often it is looked at until nothing more comes of it."""
+LONGEST = 100
+"""The same, where it is known what has to come of it."""
 
-Verb = Literal["step", "uuid", "sleep"]
+Verb = Literal["step", "uuid", "sleep", "child"]
 How = Literal["gather", "group", "task", "arriving"]
 
 
@@ -42,7 +49,7 @@ class Act(msgspec.Struct, frozen=True):
 
     verb: Verb
     name: str = ""
-    """Of a step. Each has one of its own."""
+    """Of a step or a child. Each has one of its own."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -79,7 +86,13 @@ def forks(parts: st.SearchStrategy[Act | Fork]) -> st.SearchStrategy[Act | Fork]
     return st.one_of(parts, st.builds(Fork, hows, several))
 
 
-codes = rows(st.recursive(acts, forks, max_leaves=6)).map(lambda row: named(row, itertools.count()))
+def codes_of(acts: st.SearchStrategy[Act | Fork]) -> st.SearchStrategy[Row]:
+    made = rows(st.recursive(acts, forks, max_leaves=6))
+    return made.map(lambda row: named(row, itertools.count()))
+
+
+codes = codes_of(acts)
+alike = codes_of(st.builds(Act, st.sampled_from(("step", "step", "child", "child", "sleep"))))
 
 
 def named(row: Row, numbers: Iterator[int]) -> Row:
@@ -134,11 +147,11 @@ def changed(row: Row, path: tuple[int, ...], taken: int, put: tuple[Act | Fork, 
 
 
 def names(row: Row) -> Iterator[str]:
-    """Of the steps, which have effects."""
+    """Of what has effects."""
     for part in row.parts:
         match part:
             case Act(verb, name):
-                if verb == "step":
+                if verb in ("step", "child"):
                     yield name
             case Fork(_, inner):
                 for each in inner:
@@ -159,12 +172,22 @@ def forks_in(row: Row) -> Iterator[Fork]:
 class Deployed:
     """A task whose code changes, and the effects it has had."""
 
-    def __init__(self, app: LocalApp, code: Row, *, by_label: bool) -> None:
-        """`by_label`, if the arguments of its branches do not change with its code."""
+    def __init__(self, app: LocalApp, code: Row, *, by_label: bool, alike: bool = False) -> None:
+        """`by_label`, if the arguments of its branches do not change with its code; `alike`, if
+        its steps have one name."""
         self._app = app
+        self._alike = alike
+        self.wrong: list[str] = []
+        """Calls that have returned what is another's."""
         self._by_label = by_label
         self.deploy(code)
         self.effects: Counter[str] = Counter()
+
+        @app.task(name="child")
+        async def child(ctx: Context, name: str) -> str:
+            await ctx.step("effect", self._effect, name)
+            await ctx.sleep(len(name) * 10)
+            return name
 
         @app.task(name="changing")
         async def changing(ctx: Context) -> str:
@@ -173,6 +196,7 @@ class Deployed:
             return await ctx.step("last", self._effect, "last")
 
         self.task = changing
+        self._child = child
 
     def deploy(self, code: Row) -> None:
         self.code = code
@@ -186,7 +210,12 @@ class Deployed:
         for part in row.parts:
             match part:
                 case Act("step", name):
-                    await ctx.step(name, self._effect, name)
+                    called = "step" if self._alike else name
+                    if await ctx.step(called, self._effect, name) != name:
+                        self.wrong.append(name)
+                case Act("child", name):
+                    if await (await ctx.submit(self._child, name)).result() != name:
+                        self.wrong.append(name)
                 case Act("uuid", _):
                     await ctx.uuid()
                 case Act():
@@ -221,6 +250,16 @@ class Deployed:
         for _ in range(RESTS):
             await self._app.drain()
             self._app.clock.advance("2h")
+
+    async def blocks(self, submitted: Run[str]) -> bool:
+        """Whether it is blocked before it waits for its signal, or ends."""
+        for _ in range(LONGEST):
+            await self._app.drain()
+            seen = await submitted.snapshot()
+            if seen.blocked or seen.public_state in (PublicState.SUSPENDED, PublicState.COMPLETED):
+                return seen.blocked
+            self._app.clock.advance("50s")
+        raise AssertionError("it goes on for ever")
 
 
 async def check(old: Row, new: Row, blocks: bool, *, by_label: bool) -> None:
@@ -277,3 +316,43 @@ def test_a_step_replaced_by_branches_is_left_behind_in_the_branch_that_waits_for
 
     _, branches, _ = NEW
     run(check(code(Act("step", "step-3")), code(branches), blocks=True, by_label=by_label))
+
+
+async def check_accepted(old: Row, new: Row, *, by_label: bool) -> None:
+    async with LocalApp() as app:
+        deployed = Deployed(app, old, by_label=by_label, alike=True)
+        submitted = await app.submit(deployed.task)
+        assert not await deployed.blocks(submitted)
+        stored = deployed.effects.copy()
+        assert stored == Counter(names(old))
+        await submitted.signal("go")
+        deployed.deploy(new)
+        if await deployed.blocks(submitted):
+            assert deployed.effects == stored
+            deployed.wrong.clear()
+            app.clock.advance("1s")
+            await submitted.accept_changes()
+            app.clock.advance("1s")
+            assert not await deployed.blocks(submitted), (await submitted.why()).sentence
+        assert await submitted.result(timeout=1) == "last"
+        assert deployed.effects == Counter([*names(new), "last"])
+        assert not deployed.wrong
+
+
+@pytest.mark.timeout(600 + EXAMPLES)
+@pytest.mark.parametrize("verb", ["step", "child"])
+def test_an_inserted_call_of_a_name_that_exists_takes_one_acceptance(verb: Verb) -> None:
+    @settings(
+        max_examples=max(1, EXAMPLES // 5), deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(old=alike, data=st.data())
+    def holds(old: Row, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(list(places(old))))
+        new = changed(old, place.path, 0, (Act(verb, "new"),))
+        # Started in the order of a set, a branch with other arguments may come where another was.
+        arrives = any(fork.how == "arriving" for fork in forks_in(new))
+        by_label = arrives or data.draw(st.booleans())
+        note(f"{old} becomes {new}")
+        run(check_accepted(old, new, by_label=by_label))
+
+    holds()

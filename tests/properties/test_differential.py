@@ -20,7 +20,14 @@ from flowfabric.core.events import Event
 from flowfabric.core.executions import decide_complete
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, LeaseId, WorkerId, WorkerInstanceId
-from flowfabric.core.leases import Granted, NewIds, WorkerIdentity, decide_renew, grant_lease
+from flowfabric.core.leases import (
+    Granted,
+    NewIds,
+    WorkerIdentity,
+    decide_renew,
+    grant_lease,
+    on_last_chance,
+)
 from flowfabric.core.results import Claimed
 from flowfabric.core.transitions import Changes, Refusal, Subject, Timing
 from flowfabric.engine.shell import fence_of, lease_columns
@@ -186,6 +193,7 @@ def told_of(granted: Granted, signature: bytes, ttl_ms: int, world: World) -> Cl
         created_at_ms=execution.created_at_ms,
         deadline_at_ms=execution.deadline_at_ms,
         attempt_deadline_ms=execution.attempt_deadline_ms,
+        last_chance=on_last_chance(execution),
     )
 
 

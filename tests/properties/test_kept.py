@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowfabric import Engine
-from flowfabric.core.diagnosis import Complaint, Wrong
+from flowfabric.core.audit import Complaint, Wrong
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.states import TERMINAL_STATES

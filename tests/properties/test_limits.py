@@ -2,12 +2,13 @@
 
 Work is submitted, claimed, granted, completed, failed, paused, resumed, lost, cancelled, replayed
 and forgotten in any order, while limits are set and lifted and slots are taken by hand. After each
-step the engine counts the holders that the model counts; no claim passes a cap, no window admits
-more starts than it may, and a claim leaves nothing behind that would fit. At the end every slot is
-free.
+step the engine counts the holders and the starts that the model counts; no claim passes a cap, no
+window admits more starts than it may, and a claim leaves nothing behind that would fit. At the end
+every slot is free.
 """
 
 import itertools
+import math
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
 from flowfabric.core.states import FailureClass, LifecyclePhase
 from flowfabric.engine import gates
 from flowfabric.engine.gates import COUNTED_EACH_TIME_MAX
+from flowfabric.engine.limits import GateUse
+from flowfabric.errors import ClaimGrantExpired
 from flowfabric.reconcilers import run_due
 from tests.conformance.given import WORKER
 from tests.properties.test_differential import SHRINKING_TAKES_S, tuned
@@ -34,6 +37,7 @@ from tests.properties.world import RETENTION_MS, Lives, World
 WINDOW_MS = 6_400
 PART_MS = WINDOW_MS // WINDOW_PARTS
 TTLS_MS = (500, 5_000)
+GRANT_TTLS_MS = (500, 2 * WINDOW_MS)
 POLICY = {
     "max_worker_deaths": 1_000,
     "max_reclaim_count": 1_000,
@@ -61,10 +65,10 @@ steps = st.lists(
         st.tuples(st.just("resume"), whiches),
         st.tuples(st.just("replay"), whiches),
         st.tuples(st.just("cancel"), whiches),
-        st.tuples(st.just("grant"), whiches),
+        st.tuples(st.just("grant"), st.tuples(whiches, st.sampled_from(GRANT_TTLS_MS))),
         st.tuples(st.just("use grant"), whiches),
         st.tuples(st.just("admit"), st.booleans()),
-        st.tuples(st.just("pass"), st.sampled_from((1, 99, 100, 500, 2_000, RETENTION_MS))),
+        st.tuples(st.just("pass"), st.sampled_from((1, 99, 100, 500, 2_000, 8_000, RETENTION_MS))),
         st.tuples(st.just("wait"), st.sampled_from((1, 250, 500))),
         st.tuples(
             st.just("limit"),
@@ -74,6 +78,15 @@ steps = st.lists(
     min_size=5,
     max_size=40,
 )
+
+
+@dataclass(eq=False)
+class Start:
+    """Something that a rate counted."""
+
+    at_ms: int
+    until_ms: float = math.inf
+    """The last millisecond of the grant it was counted for, until that is used."""
 
 
 @dataclass
@@ -86,7 +99,10 @@ class Model:
     admitted: set[ExecutionId] = field(default_factory=set)
     interrupted: set[ExecutionId] = field(default_factory=set)
     """Who goes on with an attempt later."""
-    starts: list[int] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    """Those that were not given back."""
+    unused: dict[ExecutionId, Start] = field(default_factory=dict)
+    """Those that were counted for grants which nobody has used yet."""
     cap: int = 2
     rate: int = 3
     own_keeps: bool = False
@@ -112,13 +128,38 @@ class Model:
         all_full = self.running("", now_ms) >= 2 * self.cap and not (goes_on and self.all_keeps)
         return self.cap > 0 and (own_full or all_full)
 
-    def started(self, now_ms: int, ago_ms: int = WINDOW_MS) -> int:
-        return sum(at_ms > now_ms - ago_ms for at_ms in self.starts)
+    def started(self, now_ms: int) -> int:
+        """What has begun, or still may with its grant: never more than the rate."""
+        return sum(
+            each.at_ms > now_ms - WINDOW_MS and each.until_ms >= now_ms for each in self.starts
+        )
+
+    def counted(self, now_ms: int) -> int:
+        """What may stand in the way of others: all that was not given back."""
+        return sum(each.at_ms > now_ms - WINDOW_MS - PART_MS for each in self.starts)
+
+    def begin(self, execution_id: ExecutionId) -> None:
+        """The grant of an execution is used."""
+        self.granted.pop(execution_id, None)
+        start = self.unused.pop(execution_id, None)
+        if start is not None:
+            start.until_ms = math.inf
+
+    def give_back(self, execution_id: ExecutionId, now_ms: int) -> None:
+        """A grant goes: if it was not used in time its start does too, unless no rate is set."""
+        start = self.unused.get(execution_id)
+        if start is not None and start.until_ms < now_ms:
+            del self.unused[execution_id]
+            if self.rate:
+                self.starts.remove(start)
 
     def let_go(self, execution_id: ExecutionId) -> None:
         self.held.pop(execution_id, None)
         self.granted.pop(execution_id, None)
         self.admitted.discard(execution_id)
+        start = self.unused.pop(execution_id, None)
+        if start is not None:
+            start.until_ms = -math.inf
 
 
 class Played:
@@ -205,10 +246,13 @@ class Played:
         if len(claimed) < limit:
             await self.check_nothing_fits()
 
-    def count_start(self) -> None:
-        if self.model.rate:
-            self.model.starts.append(self.now_ms)
-            assert self.model.started(self.now_ms) <= self.model.rate
+    def count_start(self) -> Start | None:
+        if not self.model.rate:
+            return None
+        start = Start(self.now_ms)
+        self.model.starts.append(start)
+        assert self.model.started(self.now_ms) <= self.model.rate
+        return start
 
     def check_room(self, taken: set[ExecutionId]) -> None:
         """Whoever started has passed no cap."""
@@ -219,7 +263,7 @@ class Played:
 
     async def check_nothing_fits(self) -> None:
         model, now_ms = self.model, self.now_ms
-        rate_full = model.rate and model.started(now_ms, WINDOW_MS + PART_MS) >= model.rate
+        rate_full = model.rate and model.counted(now_ms) >= model.rate
         for execution_id, life in (await self.lives()).items():
             if life.execution.ready and not (rate_full and not resumes(life)):
                 key = model.keys[execution_id]
@@ -258,20 +302,26 @@ class Played:
             await call
             self.model.held.pop(execution_id, None)
 
-    async def grant(self, which: int) -> None:
+    async def grant(self, which: int, ttl_ms: int) -> None:
         if not self.ids:
             return
         execution_id = self.ids[which % len(self.ids)]
         before = (await self.lives()).get(execution_id)
         with suppress(FlowFabricError):
-            grant = await self.engine.issue_claim_grant(execution_id, grant_ttl_ms=500, **WORKER)
-            again = self.grants.get(execution_id) == grant
+            grant = await self.engine.issue_claim_grant(execution_id, grant_ttl_ms=ttl_ms, **WORKER)
+            if self.grants.get(execution_id) == grant:
+                return
             self.grants[execution_id] = grant
+            self.model.give_back(execution_id, self.now_ms)
             self.model.granted[execution_id] = grant.expires_at_ms
             assert before is not None
-            if not again and not resumes(before):
-                self.check_room({execution_id})
-                self.count_start()
+            if resumes(before):
+                return
+            self.check_room({execution_id})
+            start = self.count_start()
+            if start is not None:
+                start.until_ms = grant.expires_at_ms
+                self.model.unused[execution_id] = start
 
     async def use_grant(self, which: int) -> None:
         if not self.grants:
@@ -283,11 +333,20 @@ class Played:
             else self.engine.claim_resumed_execution
         )
         with suppress(FlowFabricError):
-            claimed = await claim(
-                execution_id, grant_key=grant.grant_key, lease_ttl_ms=TTLS_MS[0], **WORKER
-            )
-            self.model.granted.pop(execution_id, None)
+            try:
+                claimed = await claim(
+                    execution_id, grant_key=grant.grant_key, lease_ttl_ms=TTLS_MS[0], **WORKER
+                )
+            except ClaimGrantExpired:
+                self.model.give_back(execution_id, self.now_ms)
+                raise
+            self.model.begin(execution_id)
             self.take(claimed)
+
+    async def run_due(self) -> None:
+        await run_due(self.engine)
+        for execution_id in list(self.model.unused):
+            self.model.give_back(execution_id, self.now_ms)
 
     async def cancel(self, which: int) -> None:
         everybody = [*self.ids, *self.by_hand]
@@ -328,8 +387,8 @@ class Played:
                         await self.engine.replay_execution(execution_id)
             case "cancel", int() as which:
                 await self.cancel(which)
-            case "grant", int() as which:
-                await self.grant(which)
+            case "grant", (int() as which, int() as ttl_ms):
+                await self.grant(which, ttl_ms)
             case "use grant", int() as which:
                 await self.use_grant(which)
             case "admit", bool() as takes:
@@ -337,7 +396,7 @@ class Played:
             case "pass" | "wait", int() as step_ms:
                 self.world.clock.advance(ms=step_ms)
                 if verb == "pass":
-                    await run_due(self.engine)
+                    await self.run_due()
             case "limit", (int() as cap, int() as rate, bool() as own, bool() as over_all):
                 await self.set_limit(cap, rate, own_keeps=own, all_keeps=over_all)
             case _:
@@ -348,14 +407,16 @@ class Played:
     async def compare(self) -> None:
         await self.lives()
         model, now_ms = self.model, self.now_ms
-        (over_all,) = await self.use(self.all) or [("", 0)]
-        assert over_all == ("", model.running("", now_ms))
-        for key, running in await self.use(self.own):
-            assert (key, running) == (key, model.running(key, now_ms))
+        unused = GateUse(key="", running=0, started=0, opens_at_ms=None)
+        (over_all,) = await self.use(self.all) or [unused]
+        assert (over_all.key, over_all.running) == ("", model.running("", now_ms))
+        if model.rate:
+            assert model.started(now_ms) <= over_all.started <= model.counted(now_ms)
+        for each in await self.use(self.own):
+            assert (each.key, each.running) == (each.key, model.running(each.key, now_ms))
 
-    async def use(self, name: str) -> list[tuple[str, int]]:
-        page = await self.engine.list_limit_use(policy_id_of("default", name))
-        return [(each.key, each.running) for each in page.gates]
+    async def use(self, name: str) -> tuple[GateUse, ...]:
+        return (await self.engine.list_limit_use(policy_id_of("default", name))).gates
 
     async def finish(self) -> None:
         """Everything comes to its end, and then every slot is free."""
@@ -363,7 +424,7 @@ class Played:
         await self.admit(takes=False)
         for _ in range(ROUNDS_MAX):
             self.world.clock.advance(ms=WINDOW_MS + PART_MS)
-            await run_due(self.engine)
+            await self.run_due()
             going = [
                 life.execution
                 for life in (await self.lives()).values()
@@ -376,9 +437,10 @@ class Played:
                     await self.engine.resume_execution(execution.execution_id)
             await self.claim(50, TTLS_MS[-1])
             await self.compare()
-            for execution_id in self.model.holders(self.now_ms):
-                await self.engine.complete(self.claims[execution_id].handle)
-                self.model.let_go(execution_id)
+            for execution_id, until_ms in list(self.model.held.items()):
+                if until_ms > self.now_ms:
+                    await self.engine.complete(self.claims[execution_id].handle)
+                    self.model.let_go(execution_id)
         assert going == []
         for execution_id in self.by_hand:
             with suppress(FlowFabricError):

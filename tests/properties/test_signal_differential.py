@@ -35,8 +35,8 @@ from flowfabric.core.signals import (
     SignalAccepted,
     SignalFindings,
     SignalRequest,
-    SureSignal,
     decide_deliver,
+    sure_signal,
 )
 from flowfabric.core.transitions import Changes, Subject, Timing, change
 from flowfabric.core.waitpoints import Binding, FreshWaitpoint, UsePending
@@ -238,7 +238,7 @@ def check(world: World, story: Story, request: SignalRequest) -> None:
     execution_id = world.run(lived(world, story))
     before = world.run(rows_of(world, execution_id, None, request))
     world.look([])
-    sure = structs.asdict(SureSignal.of(request, WaitpointKey(MINE)))
+    sure = sure_signal(request, WaitpointKey(MINE))
     parameters: dict[str, Parameter] = {
         **sure,
         "partition_key": partition_of(execution_id),

@@ -17,9 +17,9 @@ from contextlib import suppress
 
 from flowfabric import Engine
 from flowfabric.config import EngineConfig
+from flowfabric.core.audit import Complaint
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.diagnosis import Complaint
 from flowfabric.core.flow_joins import (
     Dependency,
     EdgeDependencyPolicy,

@@ -5,7 +5,7 @@ from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.results import Claimed, Created
 
-LEASE_TTL_MS = 30_000
+LEASE_TTL_MS = 600_000
 
 
 async def create(engine: Engine, kind: str = "work") -> ExecutionId:

@@ -127,6 +127,36 @@ async def test_steps_and_signals_are_read_plain(store_url: str) -> None:
         assert SECRET.encode() in steps[StepKind.SIGNAL]
 
 
+async def test_a_failed_step_is_stored_by_the_codec_and_raised_again_plain(store_url: str) -> None:
+    async with App(store_url, codec=Shifted(), migrate=True) as app:
+
+        @app.task
+        async def ask(ctx: Context) -> str:
+            def fail(secret: str) -> None:
+                raise LookupError("nobody saw it", secret)
+
+            try:
+                await ctx.step("ask", fail, SECRET)
+            except LookupError as error:
+                await ctx.wait_for_signal("go")
+                return str(error.args[1])
+            return ""
+
+        async with working(app):
+            run = await app.submit(ask)
+            await reached(run, PublicState.SUSPENDED)
+            (asked, *_) = await run.steps()
+            assert asked.error is not None
+            assert SECRET in asked.error
+            stored = await stored_bytes(store_url)
+            await run.signal("go")
+            assert await run.result("20s") == SECRET
+    assert SECRET.encode() not in stored
+    async with App(store_url) as plain:
+        (asked, *_) = await plain.run(ask, run.execution_id).steps()
+        assert asked.error == "it cannot be read without the codec of the app"
+
+
 async def test_what_is_emitted_is_stored_by_the_codec_and_read_plain(store_url: str) -> None:
     async with App(store_url, codec=Shifted(), migrate=True) as app:
 

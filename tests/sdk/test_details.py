@@ -88,7 +88,7 @@ async def test_the_step_that_ended_a_run_is_named_everywhere(store_url: str) -> 
         assert told == [("reserve", b'""', None), ("charge", None, "ValueError: no")]
         assert (await run.steps())[-1].duration_ms is not None
         why = await run.why()
-        assert why.sentence.startswith("It has ended as failed at step 'charge': ValueError: no")
+        assert why.sentence.startswith("It failed at step 'charge': ValueError: no")
         assert why.detail["failed_step_key"] == "charge"
 
 

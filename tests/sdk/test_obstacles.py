@@ -20,10 +20,10 @@ START = "start one that does (flowfabric worker module:app"
 
 @pytest.fixture
 def app(waiting_app: App, monkeypatch: pytest.MonkeyPatch) -> App:
-    for module in ("flowfabric.obstacles", "flowfabric.flows.run"):
+    for module in ("flowfabric.run", "flowfabric.flows.run"):
         monkeypatch.setattr(f"{module}.TELL_AFTER_S", 0.0)
         monkeypatch.setattr(f"{module}.ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr("flowfabric.obstacles.ASK_GAP_S", 0.0)
+    monkeypatch.setattr("flowfabric.run.ASK_GAP_S", 0.0)
 
     return waiting_app
 

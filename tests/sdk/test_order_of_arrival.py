@@ -1,7 +1,7 @@
 """Loops over branches in the order they end, which something outside of steps decides."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 
 import pytest
 
@@ -16,8 +16,11 @@ class Arrivals:
     """In which order branches end in each run: `"02|1"` ends the third one after the first, and the
     second once the calls for both have been made."""
 
-    def __init__(self, *runs: str) -> None:
+    def __init__(self, *runs: str, together: bool = False) -> None:
+        """`together`, if the first part ends as soon as all branches have come to their end."""
         self._runs = list(runs)
+        self._together = together
+        self._coming = 0
         self._gates: dict[int, asyncio.Future[None]] = {}
         self._parts: list[str] = []
 
@@ -28,6 +31,7 @@ class Arrivals:
         # No asyncio.Event: the order in which a handler sets those follows from its steps.
         loop = asyncio.get_running_loop()
         self._gates = {int(each): loop.create_future() for part in self._parts for each in part}
+        self._coming = len(self._gates)
 
     async def end_some(self) -> None:
         """Let the branches of the next part end, one after the other."""
@@ -41,6 +45,10 @@ class Arrivals:
         answer: asyncio.Future[None] = loop.create_future()
         loop.call_later(0.001, answer.set_result, None)
         await answer
+        self._coming -= 1
+        if self._together and not self._coming:
+            for each in self._parts.pop(0):
+                self._gates[int(each)].set_result(None)
         await self._gates[item]
 
 
@@ -97,6 +105,109 @@ async def test_every_item_gets_its_own_result_in_whatever_order(
         wanted = [f"mail {item} file {item}" for item in range(3)]
     assert found == ", ".join(wanted)
     assert set(shop.done.values()) == {1}
+
+
+TURNS = 20
+Fetches = Sequence[asyncio.Future[int]]
+Take = Callable[[Fetches], AsyncIterator[int]]
+
+
+async def as_completed(fetches: Fetches) -> AsyncIterator[int]:
+    for each in asyncio.as_completed(fetches):
+        yield await each
+
+
+async def as_waited(fetches: Fetches) -> AsyncIterator[int]:
+    pending = set(fetches)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            yield each.result()
+
+
+def from_a_queue(fetches: Fetches) -> AsyncIterator[int]:
+    queue: asyncio.Queue[int] = asyncio.Queue()
+
+    async def put(fetch: asyncio.Future[int]) -> None:
+        queue.put_nowait(await fetch)
+
+    async def taken() -> AsyncIterator[int]:
+        for _ in fetches:
+            yield await queue.get()
+        await asyncio.gather(*puts)
+
+    puts = [asyncio.create_task(put(fetch)) for fetch in fetches]
+    return taken()
+
+
+@pytest.mark.parametrize("second", ["210", "1|0|2"])
+@pytest.mark.parametrize("in_branch", [False, True])
+@pytest.mark.parametrize("take", [as_completed, as_waited, from_a_queue])
+async def test_items_may_come_in_another_order_when_all_branches_have_ended(
+    shop: Shop, take: Take, in_branch: bool, second: str
+) -> None:
+    """The first run ends in the middle of its first item, when no branch is under way any more."""
+    arrivals = Arrivals("012", second, together=True)
+    at_once = "|" not in second
+
+    async def handler(ctx: Context) -> str:
+        arrivals.begin()
+        found: dict[int, str] = {}
+
+        async def fetch(item: int) -> int:
+            await ctx.step("fetch", shop.effect, f"fetch {item}")
+            await arrivals.end(item)
+            return item
+
+        async def loop() -> None:
+            async for item in taken:
+                for _ in range(TURNS if at_once else 0):
+                    await asyncio.sleep(0)  # All of them end meanwhile.
+                mailed = await ctx.step(f"mail {item}", shop.effect, f"mail {item}")
+                if item == 0:
+                    await ctx.wait_for_signal("packed")
+                filed = await ctx.step("file", shop.effect, f"file {item}")
+                found[item] = f"{mailed} {filed}"
+                await arrivals.end_some()
+
+        taken = take([asyncio.ensure_future(fetch(item)) for item in range(3)])
+        await (asyncio.create_task(loop()) if in_branch else loop())
+        await ctx.step("last", shop.effect, "last")
+        return ", ".join(found[item] for item in sorted(found))
+
+    execution_id = await shop.in_flight(handler)
+    found = await shop.finishes(handler, execution_id)
+
+    assert found == ", ".join(f"mail {item} file {item}" for item in range(3))
+    assert set(shop.done.values()) == {1}
+
+
+async def test_a_step_inserted_after_branches_were_joined_blocks_the_run(shop: Shop) -> None:
+    """Although they have worked outside of steps: the order of the code goes on to count."""
+
+    def code(*, inserted: bool) -> Handler:
+        arrivals = Arrivals("01", "10")
+
+        async def handler(ctx: Context) -> str:
+            async def fetch(item: int) -> None:
+                await ctx.step("fetch", shop.effect, f"fetch {item}")
+                await arrivals.end(item)
+
+            arrivals.begin()
+            fetches = [asyncio.create_task(fetch(item)) for item in range(2)]
+            await arrivals.end_some()
+            await asyncio.gather(*fetches)
+            if inserted:
+                await ctx.step("notify", shop.effect, "notify")
+            await ctx.step("mail", shop.effect, "mail")
+            await ctx.wait_for_signal("packed")
+            return "packed"
+
+        return handler
+
+    execution_id = await shop.in_flight(code(inserted=False))
+    assert "step 'notify' is not stored" in await shop.blocked(code(inserted=True), execution_id)
+    assert await shop.finishes(code(inserted=False), execution_id) == "packed"
 
 
 async def test_sets_of_branches_have_the_same_order_in_every_run(shop: Shop) -> None:

@@ -15,7 +15,7 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.core.transitions import Changes
 from flowfabric.engine.shell import execution_key
-from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
+from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound, OperationTimeout
 from flowfabric.store.base import Transaction
 from tests.apps import reached, working
 from tests.conformance.given import UNKNOWN_ID
@@ -211,3 +211,49 @@ async def test_a_run_is_found_by_its_uuid_and_by_an_id_of_its_own(app: App) -> N
             assert await app.run(double, name).result(timeout="20s") == 42
     assert again.execution_id == run.execution_id
     assert (await run.snapshot()).own_id == "order-42"
+
+
+async def test_an_own_id_belongs_to_one_task(app: App) -> None:
+    @app.task
+    def pay() -> str:
+        return "paid"
+
+    @app.task
+    def ship() -> str:
+        return "shipped"
+
+    @app.task
+    async def parent(ctx: Context) -> str:
+        try:
+            await ctx.submit(ship, execution_id="order-17")
+        except IdempotencyConflict as error:
+            return str(error)
+        return "submitted"
+
+    run = await app.submit(pay, execution_id="order-17", delay="1h")
+    assert (await app.submit(pay, execution_id="order-17")).execution_id == run.execution_id
+    said = "execution id order-17 belongs to a run of task 'pay', not of 'ship'; give another id"
+    for submitting in (
+        app.submit(ship, execution_id="order-17"),
+        app.submit_many([ship()], execution_id="order-17"),
+    ):
+        with pytest.raises(IdempotencyConflict) as caught:
+            await submitting
+        assert str(caught.value) == said
+    async with working(app):
+        assert await (await app.submit(parent)).result(timeout=30) == said
+
+
+async def test_a_run_is_looked_up_with_its_own_task(app: App) -> None:
+    @app.task
+    def pay() -> None: ...
+
+    @app.task
+    def ship() -> None: ...
+
+    await app.submit(pay, execution_id="order-17")
+    other = app.run(ship, "order-17")
+    for ask in (other.result, other.state, other.snapshot, other.why, other.cancel):
+        with pytest.raises(InvalidInput, match=r"'pay', not of 'ship'.*'order-17'"):
+            await ask()
+    assert await app.run(pay, "order-17").state() is PublicState.WAITING

@@ -173,6 +173,24 @@ async def test_the_inbox_comes_in_pages_and_shows_what_is_waited_for(clock: Sett
         assert rest.next_cursor is None
 
 
+async def test_an_empty_key_is_refused_where_people_give_one() -> None:
+    async with testing.engine() as app:
+        gate_of(app)
+        gate = app.tasks["gate"]
+        run = await app.submit(gate())
+        await app.drain()
+        token = await app.signals.token(run.execution_id, "go")
+        for give in (
+            lambda: app.submit(gate(), idempotency_key=""),
+            lambda: app.submit_many([gate()], idempotency_key=""),
+            lambda: run.signal("go", 1, idempotency_key=""),
+            lambda: app.signals.deliver(token, "go", 1, idempotency_key=""),
+        ):
+            with pytest.raises(InvalidInput, match="idempotency_key: must not be empty"):
+                await give()
+        assert await run.state() is PublicState.SUSPENDED
+
+
 async def test_tokens_are_nowhere_but_where_they_are_revealed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

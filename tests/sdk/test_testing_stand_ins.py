@@ -167,6 +167,29 @@ async def test_a_run_of_the_test_does_not_outlive_it(shop: Shop) -> None:
     assert shop.is_untouched()
 
 
+async def test_an_app_that_the_test_does_not_know_is_refused_before_it_opens(shop: Shop) -> None:
+    def view() -> None:
+        shop.blocking.submit(shop.ship, 2)
+
+    async with testing.engine() as app:
+        for use in (
+            lambda: shop.app.submit(shop.ship, 1),
+            shop.app.open,
+            shop.signals.pending,
+            lambda: asyncio.to_thread(view),
+        ):
+            with pytest.raises(Unavailable, match=r"testing\.engine\(app=shop\.app\)"):
+                await use()
+        async with testing.engine(app=shop.app):
+            await shop.app.submit(shop.ship, 1)
+        await app.submit(shop.ship, 3)
+        await shop.app.submit(shop.ship, 4)
+        assert await app.drain() == 2
+    assert shop.is_untouched()
+    async with shop.app:
+        assert not shop.is_untouched()
+
+
 async def test_apps_that_are_adopted_later_are_in_the_test_too(tmp_path: Path) -> None:
     shop = Shop(tmp_path / "real.db", namespace="shop")
     whole = App(f"sqlite:///{tmp_path / 'whole.db'}")

@@ -79,6 +79,11 @@ PLAIN: Mapping[str, object] = {
 """Something that decodes, for arguments that name nobody's property."""
 
 
+def required(operation: RemoteOperation) -> set[str]:
+    """The arguments that an operation cannot do without."""
+    return {field.name for field in structs.fields(operation.arguments) if field.required}
+
+
 class Names(Struct, frozen=True, kw_only=True):
     """What a namespace is called, and what it has."""
 
@@ -121,7 +126,7 @@ class Names(Struct, frozen=True, kw_only=True):
         return {
             name: value
             for name in operation.names
-            if name in operation.required or (name in NAMED and not (own and name == "namespace"))
+            if name in required(operation) or (name in NAMED and not (own and name == "namespace"))
             if (value := self._value(operation.name, name, own)) is not None or name in PLAIN
         }
 

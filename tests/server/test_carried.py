@@ -77,8 +77,8 @@ async def test_every_error_arrives_as_what_it_was(
     assert len(seen) > 80
     # But for where the database is: only the server's log says that.
     assert seen == {
-        type(each): (type(each), str(each), each.code, each.error_class, vars(each))
-        for each in map(shown, raising)
+        type(each): (type(sent), str(sent), sent.code, sent.error_class, vars(sent))
+        for each, sent in zip(raising, map(shown, raising), strict=True)
     }
 
 

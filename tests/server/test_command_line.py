@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.server.api import ServerConfig
 from tests.cli.command import Ran, run
 from tests.server.conftest import serving
@@ -100,6 +101,19 @@ async def test_lanes_are_steered_through_a_server(url: str, engine: Engine, verb
 
     assert (steered.status, steered.err) == (0, "")
     assert "lane gpu is " in steered.out
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "remove"])
+async def test_schedules_are_steered_through_a_server(url: str, engine: Engine, verb: str) -> None:
+    await engine.upsert_schedule(
+        ScheduleDefinition(schedule_id="nightly", execution_kind="report", every_ms=60_000)
+    )
+    made = await engine.create_token("operator", scopes=["operate", "submit"])
+
+    steered = await ran(url, "schedules", verb, "nightly", token=made.token)
+
+    assert (steered.status, steered.err) == (0, "")
+    assert "schedule nightly is " in steered.out
 
 
 async def test_a_namespace_that_is_empty_does_not_mean_all_of_them(

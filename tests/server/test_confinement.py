@@ -11,6 +11,7 @@ from typing import get_args
 import httpx
 import msgspec
 import pytest
+from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core import gates, ids
@@ -201,8 +202,8 @@ def fields_of(kind: object) -> Iterator[str]:
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda each: each.name)
 def test_what_is_confined_names_what_it_is_about(operation: RemoteOperation) -> None:
     named = {*operation.names}
-    for kind in operation.kinds:
-        named |= {*fields_of(kind)}
+    for field in structs.fields(operation.arguments):
+        named |= {*fields_of(field.type)}
 
     if operation.reach is Reach.OWN:
         told = {"quota_policy_id", *NAMED}

@@ -29,7 +29,7 @@ async def test_a_server_that_stops_sends_everybody_to_another(
     claimed = await given.running()
     await say(engine, claimed, "one")
     place = f"/v1/executions/{claimed.execution_id}"
-    waiting = app_of(server_config).state.waiting
+    waiting = app_of(server_config).state.shared.waiting
     assert isinstance(waiting, Waiting)
 
     async with live.stream("GET", f"{place}/stream") as answer:

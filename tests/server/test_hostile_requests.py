@@ -1,6 +1,7 @@
 """Requests that no library sends: what they are told, and that nobody else notices."""
 
 import asyncio
+import logging
 
 import httpx
 import pytest
@@ -162,3 +163,31 @@ async def test_a_token_in_a_query_lets_nobody_in(
 
     assert answer.status_code == 401
     assert presented not in answer.text
+
+
+SENT = ["app%2F1", "app%2f1", "%7Bfp:7%7D:x%2Fy", "a%0Ab%0D%00", "%EE%80%80", "caf%C3%A9%252F"]
+
+
+@pytest.mark.parametrize("sent", SENT)
+async def test_the_access_log_has_the_path_as_it_was_sent_and_no_query(
+    live: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, sent: str
+) -> None:
+    caplog.set_level(logging.INFO, "flowfabric.access")
+    path = f"/v1/executions/{sent}"
+
+    await answer_to(live, f"GET {path}?secret=1 HTTP/1.1\r\n{HEAD}\r\n".encode())
+
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "flowfabric.access"]
+    assert f" GET {path} 40" in line
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize("sent", SENT)
+async def test_a_route_that_there_is_not_is_told_as_it_was_sent(
+    live: httpx.AsyncClient, sent: str
+) -> None:
+    path = f"/v1/executions/{sent}/odd"
+
+    answer = await answer_to(live, f"GET {path} HTTP/1.1\r\n{HEAD}\r\n".encode())
+
+    assert f'"there is no route GET {path}"'.encode() in answer

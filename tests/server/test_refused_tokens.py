@@ -11,7 +11,7 @@ import pytest
 
 from flowfabric import App, Engine, connect, errors
 from flowfabric.core.states import PublicState
-from flowfabric.engine.tokens import TokenCreated
+from flowfabric.engine.api_tokens import TokenCreated
 from flowfabric.server.api import ServerConfig
 from tests.apps import PATIENCE_S, reached
 from tests.cli.command import Ran, run

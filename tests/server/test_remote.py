@@ -11,10 +11,10 @@ import pytest
 
 from flowfabric import App, Context, Engine, Retry, connect, errors, remote
 from flowfabric.connection import migrate
+from flowfabric.core.api_tokens import Scope
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.results import Completed
 from flowfabric.core.states import PublicState
-from flowfabric.core.tokens import Scope
 from flowfabric.engine.executions import Completion
 from flowfabric.limits import Limit
 from flowfabric.operations import BODY_BYTES_MAX, Reach, RemoteOperation

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.tokens import ApiToken
+from flowfabric.core.api_tokens import ApiToken
 from flowfabric.server.access import Access
 from flowfabric.server.serve import GATHERED_MAX, Gathering
 

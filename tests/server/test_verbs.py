@@ -181,8 +181,8 @@ WITH_APP: dict[str, Verb] = {
 }
 DECLARING = {
     *("adopt", "check_adoptable", "declare_limits", "find_stand_in", "find_task", "keep_task"),
-    *("lanes", "meet", "middleware", "middlewares", "new_task", "note_schedule", "provide"),
-    *("provided_kinds", "register_task", "replace_with", "restore_from", "task"),
+    *("lanes", "meet", "middleware", "new_task", "provide"),
+    *("register_task", "replace_with", "restore_from", "task"),
 }
 """These ask no engine, or are for the worker."""
 

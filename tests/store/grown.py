@@ -10,15 +10,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from msgspec import structs
-
 from flowfabric import Engine
 from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.gates import GateName, GateOwner, policy_id_of
 from flowfabric.core.ids import FIRST_UUID, SignalId, WaitpointKey, make_execution_id, uuid_of
 from flowfabric.core.results import Created
-from flowfabric.core.signals import SignalRequest, SureSignal
+from flowfabric.core.signals import SignalRequest, sure_signal
 from flowfabric.core.states import PublicState
 from flowfabric.store.base import Parameter
 from flowfabric.store.postgres.transaction import STATEMENTS
@@ -362,7 +360,7 @@ def limited_claims() -> Iterator[Question]:
 
 def signal() -> Parameters:
     request = SignalRequest(signal_name="go", new_id=SignalId(FIRST_UUID))
-    sure = structs.asdict(SureSignal.of(request, WaitpointKey("gate")))
+    sure = sure_signal(request, WaitpointKey("gate"))
     at: Parameters = dict(zip(("partition_key", "execution_id"), PAUSED, strict=True))
     return {**sure, **at, "conditions": ["none"], "clock": NOW_MS}
 

@@ -16,10 +16,10 @@ from flowfabric.store.base import Key, Reader, Store, Transaction
 from flowfabric.store.mapping import (
     AFTER_THE_END,
     BEFORE_THE_END,
-    AskedRow,
     EndingRow,
     Kind,
     Live,
+    RequestRow,
     changed_columns,
     from_row,
     from_values,
@@ -107,7 +107,7 @@ async def test_every_record_can_be_stored_and_read_back(store: Store, record: ty
     if record is Execution:
         original = await routed(store, structs.replace(original, **BEFORE_THE_END))
     if record in (Live, EndingRow):
-        await save(store, Changes(inserts=(filled(AskedRow),)))
+        await save(store, Changes(inserts=(filled(RequestRow),)))
     await save(store, Changes(inserts=(original,)))
     assert await loaded(store, original) == {key_of(original): original}
     await save(store, Changes(updates=(emptied(original),)))

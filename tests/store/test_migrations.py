@@ -1,6 +1,8 @@
 """A schema is created, kept up to date, and refused when it does not fit."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import asyncpg
@@ -11,7 +13,7 @@ from flowfabric.errors import FlowFabricError, SchemaTooNew, SchemaTooOld, Unava
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.postgres import pool
 from flowfabric.store.postgres.store import LOCK_KEY, PostgresStore
-from flowfabric.store.sqlite.store import SqliteStore
+from flowfabric.store.sqlite.store import SqliteStore, fill_memory
 from tests.store.records import change_postgres, change_sqlite
 
 STORE = Path(__file__).parents[2] / "src/flowfabric/store"
@@ -20,6 +22,7 @@ select 1 from pg_stat_activity
  where datname = current_database() and wait_event = 'advisory'
    and query_start < clock_timestamp() - interval '200 milliseconds'
 """
+SCHEMA_OF_SQLITE = "select type, name, sql from sqlite_master order by type, name"
 NAMES = [migration.name for migration in load(STORE / "postgres/migrations")]
 LAST = len(NAMES)
 
@@ -178,6 +181,22 @@ async def test_sqlite_is_migrated_when_it_is_opened(tmp_path: Path) -> None:
 
 async def test_sqlite_can_be_migrated_without_opening_it(tmp_path: Path) -> None:
     assert await SqliteStore(str(tmp_path / "a.db")).migrate() == NAMES
+
+
+async def test_a_database_in_memory_has_what_a_file_has_and_shares_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.db")
+    assert await SqliteStore(":memory:").migrate() == await SqliteStore(path).migrate()
+    with closing(sqlite3.connect(path)) as file:
+        expected = file.execute(SCHEMA_OF_SQLITE).fetchall()
+
+    keys: set[tuple[bytes]] = set()
+    for _ in range(2):
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+            fill_memory(memory)
+            assert memory.execute(SCHEMA_OF_SQLITE).fetchall() == expected
+            keys.update(memory.execute("select handle_key from deployment"))
+            memory.execute("drop table event")
+    assert len(keys) == 2
 
 
 async def test_stores_that_create_one_file_at_once_take_turns(tmp_path: Path) -> None:

@@ -30,6 +30,11 @@ def test_a_url_that_means_no_store_is_refused_without_its_password(url: str) -> 
     assert SECRET not in "".join(traceback.format_exception(refusal.value))
 
 
+def test_a_sqlite_url_without_a_path_says_that_it_is_missing() -> None:
+    with pytest.raises(InvalidInput, match="names no file; write its path after it"):
+        open_store("sqlite:///")
+
+
 @pytest.mark.parametrize(
     "url",
     [

@@ -90,7 +90,7 @@ def waiting(**fields: object) -> Subject:
         request,
         check_terms(request),
         request.input_payload,
-        asked=request.input_payload,
+        plain_payload=request.input_payload,
         new_uuid="550e8400-e29b-41d4-a716-446655440000",
         partitions=PartitionConfig(),
     )
@@ -168,7 +168,7 @@ def asking(condition: Condition = APPROVED, **options: object) -> SuspendRequest
     }
     return check_suspend(
         resume_condition=condition,
-        new_ids=[f"00000000-0000-4000-8000-0000000000b{number}" for number in range(9)],
+        new_ids=(f"00000000-0000-4000-8000-0000000000b{number}" for number in range(9)),
         **plain | options,
     )
 

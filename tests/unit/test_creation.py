@@ -31,7 +31,7 @@ def checked(**fields: object) -> Checked:
         request,
         check_terms(request),
         request.input_payload,
-        asked=request.input_payload,
+        plain_payload=request.input_payload,
         new_uuid=UUID,
         partitions=PartitionConfig(),
     )

@@ -58,7 +58,7 @@ CODES_BY_FAMILY: dict[type[FlowFabricError], str] = {
         lease_conflict invalid_claim_grant claim_grant_expired lane_paused waitpoint_not_found
         rate_limit_exceeded concurrency_limit_exceeded
         stale_graph_revision execution_not_active execution_not_eligible no_active_lease
-        retry_exhausted key_undecided lock_timeout file_locked
+        retry_exhausted key_undecided lock_timeout
     """,
     Conflict: """
         idempotency_conflict dependency_already_exists cycle_detected self_referencing_edge

@@ -104,7 +104,7 @@ def test_a_failure_names_its_step() -> None:
         SERVED, failed_step=FailedStep(step_key="charge#2", name="charge", error="ValueError: no")
     )
     ended = explain(failed().execution, around)
-    assert ended.sentence == "It has ended as failed at step 'charge': broken."
+    assert ended.sentence == "It failed at step 'charge': broken."
     retried = explain(retrying().execution, around)
     assert retried.sentence.endswith(" Try 1 failed at step 'charge': flaky.")
     for explanation in (ended, retried):

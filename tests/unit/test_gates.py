@@ -81,13 +81,22 @@ def test_starts_are_counted_by_parts_of_the_window(
         (10, ((10, 1), (20, 1))),
         (11, ((10, 2),)),
         (21, ((10, 2), (20, 1))),
+        (10 - PART_MS, ((10, 2), (20, 1))),  # It has left the window: these are others.
     ],
 )
 def test_a_start_that_never_began_is_taken_out_of_where_it_was_counted(
     at_ms: int, left: gates.Window
 ) -> None:
-    assert gates.withdrawn(((10, 2), (20, 1)), at_ms) == left
-    assert gates.withdrawn((), at_ms) == ()
+    assert gates.withdrawn(((10, 2), (20, 1)), at_ms, WINDOW_MS) == left
+    assert gates.withdrawn((), at_ms, WINDOW_MS) == ()
+
+
+def test_a_start_that_has_left_the_window_is_not_taken_from_another() -> None:
+    gate = GateName(GateOwner.QUOTA, UUID).new()
+    limits = Limits(window_ms=1_000, rate=1)
+    state = GateState(gate=structs.replace(gate, starts="[[5000,1]]"), limits=limits)
+    assert gates.read_window(state.without([1_000], 6_000 - 1).starts) == ((5_000, 1),)
+    assert gates.read_window(state.without([5_000], 6_000 - 1).starts) == ()
 
 
 def test_a_full_window_opens_when_the_oldest_starts_leave_it() -> None:

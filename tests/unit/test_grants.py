@@ -16,8 +16,9 @@ from flowfabric.core.grants import (
     opens,
     read_key,
     show,
+    unused_starts,
 )
-from flowfabric.core.ids import ExecutionId, LaneId
+from flowfabric.core.ids import ExecutionId, GateId, LaneId
 from flowfabric.core.records import Execution, GrantKind, Lane
 from flowfabric.core.situations import READY, Hold, Operation, held_by, situation_of
 from flowfabric.core.states import (
@@ -28,7 +29,7 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import Refusal, Subject
+from flowfabric.core.transitions import NO_CHANGES, Changes, Refusal, Subject
 from flowfabric.errors import (
     ActiveAttemptExists,
     ExecutionNotActive,
@@ -134,6 +135,22 @@ def test_whatever_happens_to_it_the_grant_stays_usable_or_is_forgotten(
     usable = situation_of(after) in READY
     assert (after.granted_until_ms is not None) == usable
     assert not after.ready or after.granted_until_ms is None
+
+
+def test_a_start_goes_back_if_its_grant_goes_and_was_not_used_in_time() -> None:
+    gate_id = GateId("6f0c3a52-3d6e-4a0f-9d55-0d9f0d0f5a11")
+    before = granted(waiting())
+    assert before.grant is not None
+    grant = structs.replace(before.grant, counted_by=f'["{gate_id}"]')
+    subject, late_ms = structs.replace(before, grant=grant), grant.expires_at_ms + 1
+    for changes in (Changes(deletes=(grant,)), Changes(updates=(grant,))):
+        assert unused_starts([subject], changes, late_ms) == {gate_id: [grant.issued_at_ms]}
+        assert unused_starts([subject], changes, grant.expires_at_ms) == {}
+        assert unused_starts([before], changes, late_ms) == {}
+        elsewhere = structs.replace(subject.execution, granted_until_ms=None)
+        leftover = structs.replace(subject, execution=elsewhere)
+        assert unused_starts([leftover], changes, late_ms) == {}
+    assert unused_starts([subject], NO_CHANGES, late_ms) == {}
 
 
 # Keys -------------------------------------------------------------------------

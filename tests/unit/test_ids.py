@@ -15,7 +15,6 @@ from flowfabric.core.ids import (
     PartitionConfig,
     Stamps,
     flow_execution_id,
-    flow_partition,
     make_execution_id,
     mark_in,
     mark_of,
@@ -32,10 +31,10 @@ from flowfabric.core.ids import (
     parse_own_id,
     parse_uuid,
     parse_worker_id,
+    partition_for,
     partition_of,
     redact_token,
     solo_execution_id,
-    solo_partition,
     uuid4_from,
     uuid7,
     uuid_after,
@@ -107,8 +106,8 @@ def test_an_execution_id_may_name_a_partition_the_deployment_does_not_have() -> 
 def test_derived_ids_embed_any_uuid_verbatim_in_their_partition(uuid: str) -> None:
     solo = solo_execution_id(uuid, DEFAULT)
     member = flow_execution_id(FLOW, uuid, DEFAULT)
-    assert (uuid_of(solo), partition_of(solo)) == (uuid, solo_partition(uuid, DEFAULT))
-    assert (uuid_of(member), partition_of(member)) == (uuid, flow_partition(FLOW, DEFAULT))
+    assert (uuid_of(solo), partition_of(solo)) == (uuid, partition_for(uuid, DEFAULT))
+    assert (uuid_of(member), partition_of(member)) == (uuid, partition_for(FLOW, DEFAULT))
 
 
 def test_derived_ids_are_stable_until_the_partition_count_changes() -> None:

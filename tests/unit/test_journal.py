@@ -25,10 +25,10 @@ from flowfabric.core.journal import (
     moved,
     named_line,
     parent_of_group,
-    siblings_key,
+    siblings_name,
     step_key,
 )
-from flowfabric.core.shelf import Match, Shelf
+from flowfabric.core.step_matching import NEW, Match, Shelf
 
 
 def asked(text: str) -> Asked:
@@ -222,10 +222,10 @@ def test_an_inserted_call_may_be_accepted_in_place_of_the_one_it_was_taken_for()
     assert shelf.take([inserted])[0].kept == stored[0]
     (match,) = shelf.take([first])
     assert match.refusal
-    assert match.instead_of == stored[0].key
-    accepted = Shelf(stored, only_equal=[match.instead_of])
+    assert match.given_away == stored[0]
+    accepted = Shelf(stored, only_equal=[stored[0].key])
     (new,) = accepted.take([inserted])
-    assert (new.kept, new.instead_of) == (None, stored[0].key)
+    assert (new.kept, new.given_away) == (None, None)
     assert [accepted.take([each])[0].kept for each in (first, second)] == stored
 
 
@@ -475,12 +475,12 @@ def test_branches_of_one_function_share_what_is_accepted_and_so_do_named_ones() 
     first, second = (line_id(ROOT, group, branch("1", each, each, each)) for each in (1, 2))
     other = line_id(ROOT, group, branch("1", 1, 1, 1)._replace(name="mail"))
     named = named_line(ROOT, "ada"), named_line(ROOT, "bob")
-    assert siblings_key(first, call) == siblings_key(second, call._replace(digest="2", number=2))
-    assert siblings_key(named[0], call) == siblings_key(named[1], call)
-    assert siblings_key(ROOT, call) == ""
-    lines = first, other, named[0]
-    assert len({siblings_key(line, call) for line in lines}) == 3
-    assert siblings_key(first, call) != siblings_key(first, call._replace(name="check"))
+    assert siblings_name(first, call) == siblings_name(second, call._replace(digest="2", number=2))
+    assert siblings_name(named[0], call) == siblings_name(named[1], call)
+    assert siblings_name(ROOT, call) == "charge"
+    lines = ROOT, first, other, named[0]
+    assert len({siblings_name(line, call) for line in lines}) == 4
+    assert siblings_name(first, call) != siblings_name(first, call._replace(name="check"))
 
 
 def test_a_long_name_of_a_coroutine_keeps_its_end() -> None:
@@ -547,6 +547,21 @@ def test_lines_in_branches_of_different_names_come_in_any_order() -> None:
     together = [(ada, deeper), (inside(ada), deeper), (ROOT, ada), (inside(ROOT), inside(ada))]
     assert [in_any_order(*pair) for pair in apart] == [True] * len(apart)
     assert [in_any_order(*pair) for pair in together] == [False] * len(together)
+
+
+def test_a_parallel_call_finds_what_was_stored_in_order_and_differs_only_in_times() -> None:
+    def parallel(digest: str, *, quiet: bool) -> Asked:
+        return Asked("call", "save", digest, 1, parallel=True, quiet=quiet, tells=True)
+
+    def shelf() -> Shelf:
+        return Shelf([Kept("save", "call", "save", "ada.noon", 1)])
+
+    (quiet,) = shelf().take([parallel("ada.night", quiet=True)], "")
+    assert quiet.kept is not None
+    (beside,) = shelf().take([parallel("ada.night", quiet=False)], "")
+    assert "may be the one that is stored or another one" in beside.refusal
+    (other,) = shelf().take([parallel("bob.night", quiet=True)], "")
+    assert other == NEW
 
 
 def test_by_arrival_a_call_with_other_arguments_gets_nothing_by_its_number() -> None:

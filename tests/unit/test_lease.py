@@ -17,7 +17,9 @@ from flowfabric.core.leases import (
     decide_revoke,
     grant_lease,
     lease_is_dead,
+    on_last_chance,
 )
+from flowfabric.core.parking import decide_delay
 from flowfabric.core.records import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
 from flowfabric.core.states import AttemptLifecycle, AttemptType
@@ -262,6 +264,32 @@ def test_a_worker_that_notices_its_own_lease_is_alive() -> None:
             check_fence(subject, fence, LATE.now_ms)
         noted = applied(subject, refusal.value.changes).execution
         assert (noted.ready, noted.worker_deaths) == (True, deaths)
+
+
+@pytest.mark.parametrize(
+    ("policy", "deaths", "expected"),
+    [
+        ("{}", 0, False),
+        ("{}", 1, False),
+        ("{}", 2, True),
+        ('{"max_worker_deaths": 1}', 0, False),
+        ('{"max_worker_deaths": 2}', 1, True),
+        ('{"max_worker_deaths": 9}', 7, False),
+        ('{"max_worker_deaths": 9}', 8, True),
+    ],
+)
+def test_the_last_chance_comes_one_death_before_the_end(
+    policy: str, deaths: int, expected: bool
+) -> None:
+    suspect = structs.replace(HELD.execution, policy=policy, worker_deaths=deaths)
+    assert on_last_chance(suspect) is expected
+
+
+@pytest.mark.parametrize(("begun", "deaths"), [(True, 0), (False, 2)])
+def test_only_what_has_begun_gets_on_by_being_put_aside(begun: bool, deaths: int) -> None:
+    suspect = structs.replace(HELD, execution=structs.replace(HELD.execution, worker_deaths=2))
+    aside = decide_delay(suspect, fence_of(HELD), NOW_MS, Timing(now_ms=NOW_MS), begun=begun)
+    assert applied(suspect, aside.changes).execution.worker_deaths == deaths
 
 
 @pytest.mark.parametrize("life", LIVES, ids=name_of)

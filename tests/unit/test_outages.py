@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric import errors
 from flowfabric.batching import NO_ITEMS_FAULT
-from flowfabric.outages import ASK_AGAIN, Outages, is_outage
+from flowfabric.outages import ASK_AGAIN, Outages, is_outage, outage_behind
 
 KINDS = errors.BackendErrorKind
 
@@ -20,7 +20,7 @@ KINDS = errors.BackendErrorKind
         pytest.param(errors.OperationTimeout("x", 1), False, True, True, id="out of time"),
         pytest.param(errors.RetryExhausted("x"), False, True, False, id="collisions"),
         pytest.param(errors.LockTimeout("x"), False, True, False, id="a locked row"),
-        pytest.param(errors.FileLocked("x"), False, True, False, id="a locked file"),
+        pytest.param(errors.FileLocked("x"), True, True, True, id="a locked file"),
         pytest.param(errors.Unavailable("x"), False, False, True, id="closed"),
         pytest.param(errors.DatabaseGone("x"), False, False, True, id="deleted file"),
         pytest.param(errors.NotFound("x", "y"), False, False, False, id="refusal"),
@@ -32,6 +32,13 @@ def test_what_follows_from(
     assert is_outage(error) is outage
     assert isinstance(error, ASK_AGAIN) is asked_again
     assert isinstance(error, NO_ITEMS_FAULT) is fails_its_batch
+
+
+def test_the_log_of_an_outage_does_not_advise_callers(caplog: pytest.LogCaptureFixture) -> None:
+    lost = errors.Transport("x", "no answer", kind=KINDS.TIMEOUT, may_have_happened=True)
+    Outages().failed("it", lost, time.monotonic())
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line == "it does not answer: transport (x): no answer"
 
 
 AWAY = errors.Transport("x", "", kind=KINDS.TIMEOUT)
@@ -61,3 +68,15 @@ def test_what_was_asked_before_it_answered_others_begins_no_outage(
     outages.answered("it", time.monotonic())
     outages.failed("it", AWAY, early_s)
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("cause", [None, AWAY])
+def test_a_connection_that_cannot_be_asked_hides_no_outage_and_makes_none(
+    cause: Exception | None,
+) -> None:
+    def fails(error: BaseException) -> bool:
+        raise AttributeError("a terminated connection")
+
+    error = ValueError("mine")
+    error.__cause__ = cause
+    assert outage_behind(error, fails) is (cause is AWAY)

@@ -12,8 +12,7 @@ from flowfabric.core.ids import (
     check_partition,
     crc16_xmodem,
     fitted,
-    flow_partition,
-    solo_partition,
+    partition_for,
 )
 from flowfabric.errors import InvalidInput
 
@@ -41,14 +40,14 @@ def test_a_deployment_has_256_flow_and_32_budget_and_quota_partitions_by_default
 
 def test_lanes_and_flows_land_where_they_always_did() -> None:
     assert crc16_xmodem(b"default") % DEFAULT.num_flow == 86
-    assert solo_partition(UUID, DEFAULT) == 24
-    assert flow_partition(UUID, DEFAULT) == 24
+    assert partition_for(UUID, DEFAULT) == 24
+    assert partition_for(UUID, DEFAULT) == 24
 
 
 @given(uuid=st.uuids(), config=st.integers(1, PARTITIONS_MAX).map(PartitionConfig))
 def test_every_partition_is_in_range(uuid: object, config: PartitionConfig) -> None:
-    assert 0 <= flow_partition(str(uuid), config) < config.num_flow
-    assert 0 <= solo_partition(str(uuid), config) < config.num_flow
+    assert 0 <= partition_for(str(uuid), config) < config.num_flow
+    assert 0 <= partition_for(str(uuid), config) < config.num_flow
 
 
 @given(uuid=st.uuids(), count=st.integers(1, PARTITIONS_MAX), data=st.data())
@@ -58,7 +57,7 @@ def test_a_uuid_can_be_fitted_to_any_partition(
     config = PartitionConfig(num_flow=count)
     wanted = data.draw(st.integers(0, count - 1))
     made = fitted(str(uuid), wanted, config)
-    assert solo_partition(made, config) == wanted
+    assert partition_for(made, config) == wanted
     assert made[:-4] == str(uuid)[:-4]
     assert fitted(made, wanted, config) == made
 

@@ -174,10 +174,15 @@ def test_a_mapping_may_contain_policy_objects() -> None:
         ('{"routing_requirements":[]}', "routing_requirements:not_object"),
         ('{"routing_requirements":"gpu"}', "routing_requirements:not_object"),
         ('{"routing_requirements":null}', "routing_requirements:not_object"),
-        ('{"priorty":1}', "policy: object contains unknown field `priorty`"),
+        (
+            '{"priorty":1}',
+            "policy: object contains unknown field `priorty`; did you mean `priority`? There are "
+            + ", ".join(ExecutionPolicy.__struct_fields__),
+        ),
         (
             '{"retry_policy":{"max_retry":1}}',
-            "retry_policy: object contains unknown field `max_retry`",
+            "retry_policy: object contains unknown field `max_retry`; did you mean `max_retries`? "
+            "There are max_retries, backoff, retryable_categories",
         ),
         (
             '{"retry_policy":{"backoff":{"type":"linear"}}}',

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.diagnosis import RING_NAMED_MAX, Wrong, ring_complaint, rings
+from flowfabric.core.audit import RING_NAMED_MAX, Wrong, ring_complaint, rings
 from flowfabric.core.ids import ExecutionId
 
 

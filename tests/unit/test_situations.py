@@ -21,8 +21,8 @@ from flowfabric.core.executions import (
 )
 from flowfabric.core.flow_endings import block, release
 from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
+from flowfabric.core.grants import decide_keep_back, decide_let_go
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
-from flowfabric.core.keeping_back import decide_keep_back, decide_let_go
 from flowfabric.core.leases import (
     Fence,
     decide_expire_lease,
@@ -30,7 +30,12 @@ from flowfabric.core.leases import (
     decide_revoke,
     grant_lease,
 )
-from flowfabric.core.parking import decide_await, decide_delay, decide_wait_children, decide_wake
+from flowfabric.core.parking import (
+    decide_await,
+    decide_delay,
+    decide_wait_children,
+    decide_wake,
+)
 from flowfabric.core.policies import RetryPolicy
 from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior
 from flowfabric.core.resumption import decide_expire_suspension, decide_resume

@@ -93,7 +93,7 @@ def open_waitpoint(subject: Subject) -> Waitpoint:
 
 
 def with_pending(subject: Subject) -> Subject:
-    decision = decide_create_waitpoint(subject, fence_of(subject), PENDING, 50, KEY, TIMING)
+    decision = decide_create_waitpoint(subject, fence_of(subject), PENDING, None, 50, [KEY], TIMING)
     return applied(subject, decision.changes)
 
 
@@ -106,7 +106,7 @@ def test_only_a_running_execution_suspends(life: Life) -> None:
     subject = life()
     if life is running:
         parked = decide_suspend(subject, fence_of(held), asking(), FOUND, TIMING)
-        assert not parked.answer.already_satisfied
+        assert not parked.answer.outcome.already_satisfied
         return
     errors = {suspended: AlreadySuspended, expired_lease: Refusal, revoked: LeaseRevoked}
     with pytest.raises(errors.get(life, ExecutionNotActive)) as caught:
@@ -306,7 +306,7 @@ def test_an_early_signal_that_fits_keeps_the_lease() -> None:
     request = asking(waitpoints=[UsePending(waitpoint_id=waitpoint.waitpoint_id)])
     found = SuspendFindings(keys=[KEY], bound={waitpoint.waitpoint_id: waitpoint}, kept=[signal])
     decision = decide_suspend(held, fence_of(held), request, found, TIMING)
-    assert decision.answer.already_satisfied
+    assert decision.answer.outcome.already_satisfied
     assert vector(applied(held, decision.changes).execution) == vector(held.execution)
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from flowfabric.worker import tasks as waits
+from flowfabric.worker import asyncio_tasks as waits
 
 TURNS = 5
 

@@ -13,7 +13,7 @@ import pytest
 from flowfabric import App, Context, Retry, testing
 from flowfabric.core.records import StepKind
 from flowfabric.errors import ExecutionFailed
-from flowfabric.worker.tasks import watch_tasks
+from flowfabric.worker.asyncio_tasks import watch_tasks
 from tests.apps import working
 
 T = TypeVar("T")

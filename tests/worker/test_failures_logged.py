@@ -8,7 +8,7 @@ import pytest
 
 from flowfabric import App
 from flowfabric.errors import ExecutionExpired, ExecutionFailed
-from flowfabric.reconcilers import TOLD_MAX, Supervisor
+from flowfabric.reconcilers import REPORTED_MAX, Supervisor
 from tests.apps import working
 
 
@@ -80,11 +80,14 @@ async def test_many_at_once_leave_a_few_lines(app: App, caplog: pytest.LogCaptur
     async def work() -> None: ...
 
     async with app:
-        runs = await app.submit_many([work()] * (TOLD_MAX + 5), deadline="1ms")
+        runs = await app.submit_many([work()] * (REPORTED_MAX + 5), deadline="1ms")
         async with Supervisor(app.engine):
             for run in runs:
                 with pytest.raises(ExecutionExpired):
                     await run.result(timeout="20s")
     told = [record.getMessage() for record in caplog.records]
-    assert sum(line.endswith("it did not end within its deadline") for line in told) == TOLD_MAX + 1
+    assert (
+        sum(line.endswith("it did not end within its deadline") for line in told)
+        == REPORTED_MAX + 1
+    )
     assert "5 more: it did not end within its deadline" in told

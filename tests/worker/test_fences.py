@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import asyncpg
 import psycopg
+import psycopg2
 import pytest
 
-from flowfabric import App, Context
+from flowfabric import App, Context, DoNotRetry, Retry
 from flowfabric.core.ids import uuid_of
 from flowfabric.errors import ExecutionFailed, LockTimeout
 from tests.apps import working
@@ -106,6 +107,79 @@ async def test_a_fence_longer_than_the_lease_commits_once_and_the_run_completes(
             assert await run.result(timeout="30s") == 0
         assert count_rows(app.url) == 1
         assert (await run.snapshot()).lease_reclaim_count == 0
+
+
+async def terminated_asyncpg(url: str, ctx: Context) -> None:
+    connection = await asyncpg.connect(url)
+    async with connection.transaction(), ctx.fence(connection):
+        pass
+    connection.terminate()
+
+
+async def asyncpg_terminated_inside(url: str, ctx: Context) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute("begin")
+    async with ctx.fence(connection):
+        connection.terminate()
+        raise DoNotRetry("mine")
+
+
+async def closed_asyncpg(url: str, ctx: Context) -> None:
+    connection = await asyncpg.connect(url)
+    async with connection.transaction(), ctx.fence(connection):
+        pass
+    await connection.close()
+
+
+async def closed_asyncpg_pool(url: str, ctx: Context) -> None:
+    async with (
+        asyncpg.create_pool(url, min_size=1, max_size=1) as pool,
+        pool.acquire() as own,
+        own.transaction(),
+        ctx.fence(own),
+    ):
+        pass
+
+
+async def closed_psycopg(url: str, ctx: Context) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as connection, ctx.fence(connection):
+        pass
+
+
+async def closed_psycopg2(url: str, ctx: Context) -> None:
+    connection = psycopg2.connect(url)
+    with ctx.fence(connection):
+        pass
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        terminated_asyncpg,
+        asyncpg_terminated_inside,
+        closed_asyncpg,
+        closed_asyncpg_pool,
+        closed_psycopg,
+        closed_psycopg2,
+    ],
+)
+async def test_a_handler_that_has_ended_its_connection_fails_with_its_own_error(
+    postgres_database: str, ended: Callable[[str, Context], Awaitable[None]]
+) -> None:
+    app = App(postgres_database)
+
+    @app.task(retry=Retry(max_retries=3))
+    async def work(ctx: Context) -> None:
+        await ended(app.url, ctx)
+        raise DoNotRetry("mine")
+
+    async with app, working(app):
+        run = await app.submit(work)
+        with pytest.raises(ExecutionFailed, match="mine"):
+            await run.result(timeout="20s")
+        shown = await run.snapshot()
+        assert (shown.retry_count, shown.total_attempt_count) == (0, 1)
 
 
 @pytest.fixture(params=["sqlite-file", "postgres"])

@@ -195,6 +195,19 @@ async def commit_asyncpg(url: str, ctx: Context, before: Callable[[], Awaitable[
         await before()
 
 
+async def commit_and_terminate(
+    url: str, ctx: Context, before: Callable[[], Awaitable[None]]
+) -> None:
+    own = await asyncpg.connect(url)
+    try:
+        async with own.transaction():
+            async with ctx.fence(own):
+                pass
+            await before()
+    finally:
+        own.terminate()
+
+
 async def commit_psycopg(url: str, ctx: Context, before: Callable[[], Awaitable[None]]) -> None:
     async with await psycopg.AsyncConnection.connect(url) as own:
         async with ctx.fence(own):
@@ -234,7 +247,8 @@ async def commit_sqlalchemy(url: str, ctx: Context, before: Callable[[], Awaitab
 
 
 @pytest.mark.parametrize(
-    "commit", [commit_asyncpg, commit_psycopg, commit_psycopg2, commit_sqlalchemy]
+    "commit",
+    [commit_asyncpg, commit_and_terminate, commit_psycopg, commit_psycopg2, commit_sqlalchemy],
 )
 async def test_a_commit_after_a_fence_that_meets_an_outage_does_not_count_against_the_run(
     network: Network, commit: Committing
@@ -264,14 +278,15 @@ async def test_a_commit_after_a_fence_that_meets_an_outage_does_not_count_agains
         assert (shown.retry_count, shown.total_attempt_count) == (0, 1)
 
 
+@pytest.mark.parametrize("commit", [commit_asyncpg, commit_and_terminate])
 async def test_another_server_that_goes_away_after_a_fence_is_a_failure(
-    postgres_database: str, network: Network
+    postgres_database: str, network: Network, commit: Committing
 ) -> None:
     app = App(postgres_database)
 
     @app.task
     async def work(ctx: Context) -> None:
-        await commit_asyncpg(postgres_database, ctx, lambda: asyncio.sleep(0))
+        await commit(postgres_database, ctx, lambda: asyncio.sleep(0))
         other = await asyncpg.connect(network.url)
         try:
             async with other.transaction():

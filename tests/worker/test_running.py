@@ -190,7 +190,7 @@ async def test_a_handler_that_takes_too_long_is_stopped_and_expires(app: App) ->
         await asyncio.wait_for(stopped.wait(), timeout=20)
         why = await run.why()
     assert raised.value.reason == "an attempt took longer than its timeout of 200ms"
-    assert why.sentence == f"It has ended as expired: {raised.value.reason}."
+    assert why.sentence == f"It expired: {raised.value.reason}."
 
 
 async def test_a_deadline_that_passes_is_told_with_its_length(app: App) -> None:

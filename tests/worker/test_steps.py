@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import Counter
+from datetime import date
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -34,6 +36,24 @@ async def test_finished_steps_run_once_although_the_handler_is_retried(app: App)
     async with working(app):
         assert await (await app.submit(pipeline)).result(timeout="20s") == ["A", "B"]
     assert ran == {"a": 1, "b": 1}
+
+
+async def test_a_step_gets_what_was_stored_by_the_annotation_of_the_function_itself(
+    app: App,
+) -> None:
+    def day(number: int) -> date:
+        return date(2026, 11, number)
+
+    @app.task
+    async def days(ctx: Context) -> list[str]:
+        annotated = await ctx.step("annotated", day, 18)
+        # A partial function has no annotations.
+        plain: object = await ctx.step("plain", partial(day, 18))
+        return [repr(annotated), repr(plain)]
+
+    async with working(app):
+        result = await (await app.submit(days)).result(timeout="20s")
+    assert result == ["datetime.date(2026, 11, 18)", "'2026-11-18'"]
 
 
 async def test_a_step_of_a_plain_handler_runs_once_too(app: App) -> None:

@@ -148,7 +148,7 @@ async def list_budgets(engine: Engine, target: options.Target) -> None:
 @options.on_engine("own")
 async def show_budget(engine: Engine, target: options.Target, budget: str) -> None:
     """Show what is used, reserved and left of BUDGET."""
-    await _show(engine, target, [await _status(engine, target, budget)])
+    await _show_one(engine, target, budget)
 
 
 @budgets.command("create")
@@ -178,7 +178,7 @@ async def create_budget(
         **given,
     )
     await engine.create_budget(definition, if_exists="error")
-    await _show(engine, target, [await _status(engine, target, budget)])
+    await _show_one(engine, target, budget)
 
 
 @budgets.command("set")
@@ -199,7 +199,7 @@ async def set_budget(
 async def reset_budget(engine: Engine, target: options.Target, budget: str) -> None:
     """Start a new period of BUDGET now, with nothing used."""
     await engine.reset_budget(budget, namespace=target.own_namespace())
-    await _show(engine, target, [await _status(engine, target, budget)])
+    await _show_one(engine, target, budget)
 
 
 @budgets.command("remove")
@@ -237,11 +237,12 @@ async def report_usage(
     refuse_breach(budget, outcome, dict(amounts))
     for sentence in lookalikes(budget, outcome):
         screen.err().print(Text(sentence, style="yellow"))
-    await _show(engine, target, [await _status(engine, target, budget)])
+    await _show_one(engine, target, budget)
 
 
-async def _status(engine: Engine, target: options.Target, budget: str) -> BudgetStatus:
-    return await engine.get_budget_status(budget, namespace=target.own_namespace())
+async def _show_one(engine: Engine, target: options.Target, budget: str) -> None:
+    status = await engine.get_budget_status(budget, namespace=target.own_namespace())
+    await _show(engine, target, [status])
 
 
 async def _show(engine: Engine, target: options.Target, found: Sequence[BudgetStatus]) -> None:

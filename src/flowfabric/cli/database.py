@@ -1,12 +1,14 @@
-"""`migrate` and `doctor`: the database itself."""
+"""`migrate`, `doctor` and `bench`: the database itself."""
 
 import asyncio
 import platform
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 import click
@@ -15,16 +17,21 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.executions import waiting_unserved
-from flowfabric.cli.lanes import every_lane
 from flowfabric.cli.options import Target, check_file, target_options
-from flowfabric.cli.workers import every_worker
+from flowfabric.cli.screen import fixed, right
+from flowfabric.cli.workers import every_lane, every_worker
 from flowfabric.connection import connect, migrate
-from flowfabric.core.diagnosis import WORKER_COMMAND, Cause, Complaint, Wrong
+from flowfabric.core.audit import Complaint, Wrong
+from flowfabric.core.bounds import BATCH_MAX
+from flowfabric.core.creation import NewExecution
+from flowfabric.core.diagnosis import WORKER_COMMAND, Cause
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.policies import span
+from flowfabric.core.results import Claimed
 from flowfabric.core.states import LaneState
 from flowfabric.core.workers import Need
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.executions import Completion
 from flowfabric.errors import AccessDenied, FlowFabricError, NotFound, SchemaTooOld
 from flowfabric.outages import statements_within
 from flowfabric.store.urls import redact
@@ -45,7 +52,7 @@ PAGE_PATIENCE_S: Final = 30.0
 """How long one page of it may take: it reads all rows of several partitions."""
 COMPLAINTS_SHOWN: Final = 5
 UNSERVED_S: Final = 10.0
-"""How long to look for runs that no worker serves."""
+"""How long to search for runs that no worker serves."""
 
 
 @click.command("migrate")
@@ -207,7 +214,7 @@ async def _workers(engine: Engine) -> Sequence[Finding]:
 
 
 async def _unserved(engine: Engine) -> Sequence[Finding]:
-    """What waits for a lane, a task or capabilities that none of the workers serves."""
+    """Find runs that wait for a lane, a task or capabilities that no worker serves."""
     present = await every_worker(engine)
     if not present:
         # The check of workers has said so.
@@ -298,3 +305,119 @@ _LOOKS: Final[Mapping[str, Callable[[Engine], Awaitable[Sequence[Finding]]]]] = 
     "lanes": _lanes,
     "audit": _audit,
 }
+
+
+# Measuring ------------------------------------------------------------------
+
+BENCH: Final = "flowfabric.bench"
+"""The lane and the kind of what is measured."""
+SINGLES: Final = 200
+
+
+class Measured(Struct, frozen=True):
+    what: str
+    count: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        return self.count / self.seconds
+
+
+@click.command("bench", short_help="Measure the engine for a few seconds.")
+@click.option(
+    "--count",
+    default=5_000,
+    show_default=True,
+    type=click.IntRange(100, 1_000_000),
+    help="Executions to create.",
+)
+@click.option(
+    "--batch",
+    default=100,
+    show_default=True,
+    type=click.IntRange(1, BATCH_MAX),
+    help="Executions in a batch.",
+)
+@target_options
+def bench(target: Target, count: int, batch: int) -> None:
+    """Measure the engine for a few seconds: create, claim and complete, in batches and singly.
+
+    Uses a SQLite file of its own unless a database is named. There it uses a lane of its own,
+    and what it leaves behind is removed as all ended executions are.
+    """
+    measured = asyncio.run(_measure(target, count, batch))
+    if target.json:
+        rows = [structs.asdict(each) | {"per_second": each.per_second} for each in measured]
+        screen.emit({"batch": batch, "measured": rows})
+        return
+    columns = [fixed(""), right("COUNT"), right("TOOK"), right("RATE")]
+    rows_shown = [
+        (each.what, f"{each.count}", f"{each.seconds:.2f}s", f"{each.per_second:,.0f}/s")
+        for each in measured
+    ]
+    screen.out().print(screen.table(columns, rows_shown))
+
+
+@asynccontextmanager
+async def _engine(target: Target) -> AsyncIterator[Engine]:
+    if target.url is not None or target.app is not None:
+        async with await target.open() as engine:
+            yield engine
+        return
+    with tempfile.TemporaryDirectory(prefix="flowfabric-bench-") as folder:
+        async with await connect(f"sqlite:///{Path(folder) / 'bench.db'}") as engine:
+            yield engine
+
+
+async def _measure(target: Target, count: int, batch: int) -> list[Measured]:
+    async with _engine(target) as engine:
+        if not target.json:
+            screen.err().print(Text(f"{engine.backend_label()}, batches of {batch}", style="dim"))
+        with screen.err().status("Measuring …"):
+            return [
+                await _create(engine, count, batch),
+                await _drain(engine, count, batch),
+                await _one_by_one(engine),
+            ]
+
+
+async def _create(engine: Engine, count: int, batch: int) -> Measured:
+    start = time.perf_counter()
+    for done in range(0, count, batch):
+        size = min(batch, count - done)
+        await engine.create_executions([_new() for _ in range(size)])
+    return Measured("create", count, time.perf_counter() - start)
+
+
+async def _drain(engine: Engine, count: int, batch: int) -> Measured:
+    start = time.perf_counter()
+    done = 0
+    while done < count:
+        claimed = await _claim(engine, batch)
+        if not claimed:
+            break
+        await engine.complete_many(
+            [Completion(handle=each.handle, result=b"{}") for each in claimed]
+        )
+        done += len(claimed)
+    return Measured("claim and complete", done, time.perf_counter() - start)
+
+
+async def _one_by_one(engine: Engine) -> Measured:
+    start = time.perf_counter()
+    for _ in range(SINGLES):
+        await engine.create_execution(_new())
+        (claimed,) = await _claim(engine, 1)
+        await engine.complete(claimed.handle, b"{}")
+    return Measured("whole lives, one by one", SINGLES, time.perf_counter() - start)
+
+
+async def _claim(engine: Engine, limit: int) -> Sequence[Claimed]:
+    return await engine.claim_many(
+        [BENCH], limit=limit, kinds=[BENCH], worker_id="bench", worker_instance_id="bench"
+    )
+
+
+def _new() -> NewExecution:
+    return NewExecution(execution_kind=BENCH, lane_id=BENCH, input_payload=b"{}")

@@ -49,28 +49,26 @@ CHILD_COLUMNS: Final[tuple[ScreenColumn, ...]] = (
 )
 
 
+def print_section(columns: Sequence[ScreenColumn], rows: Sequence[Sequence[Text | str]]) -> None:
+    if rows:
+        screen.out().print()
+        screen.out().print(screen.table(columns, rows))
+
+
 def print_steps(execution: ExecutionDetails, now_ms: int) -> None:
-    if not execution.steps:
-        return
     shown = execution.steps[-STEPS_SHOWN_MAX:]
-    console = screen.out()
-    console.print()
-    console.print(
-        screen.table(
-            STEP_COLUMNS,
-            [
-                (
-                    step.name,
-                    step.branch,
-                    step.kind,
-                    screen.ago(ended_at_ms(step, now_ms), now_ms),
-                    "" if step.duration_ms is None else span(step.duration_ms),
-                    _outcome(step, now_ms),
-                )
-                for step in shown
-            ],
+    rows = [
+        (
+            step.name,
+            step.branch,
+            step.kind,
+            screen.ago(ended_at_ms(step, now_ms), now_ms),
+            "" if step.duration_ms is None else span(step.duration_ms),
+            _outcome(step, now_ms),
         )
-    )
+        for step in shown
+    ]
+    print_section(STEP_COLUMNS, rows)
     _print_left_out(len(execution.steps) - len(shown), "earlier steps")
 
 
@@ -90,24 +88,17 @@ def _outcome(step: StepView, now_ms: int) -> Text | str:
 
 
 def print_children(execution: ExecutionDetails, now_ms: int) -> None:
-    if not execution.children:
-        return
     shown = execution.children[:STEPS_SHOWN_MAX]
-    screen.out().print()
-    screen.out().print(
-        screen.table(
-            CHILD_COLUMNS,
-            [
-                (
-                    screen.short_id(child.execution_id),
-                    screen.state(child.public_state),
-                    child.execution_kind,
-                    span(now_ms - child.created_at_ms),
-                )
-                for child in shown
-            ],
+    rows = [
+        (
+            screen.short_id(child.execution_id),
+            screen.state(child.public_state),
+            child.execution_kind,
+            span(now_ms - child.created_at_ms),
         )
-    )
+        for child in shown
+    ]
+    print_section(CHILD_COLUMNS, rows)
     _print_left_out(len(execution.children) - len(shown), "later children")
 
 
@@ -233,9 +224,6 @@ async def waiting_unserved(
 
 
 def _print_list(found: list[ExecutionSnapshot], said: Mapping[str, str], now_ms: int) -> None:
-    if not found:
-        screen.err().print("[dim]No executions match.[/]")
-        return
     columns = (
         flexible("KIND", at_least=20),
         screen.id_column(),
@@ -245,23 +233,19 @@ def _print_list(found: list[ExecutionSnapshot], said: Mapping[str, str], now_ms:
         right("AGE"),
         REMARK,
     )
-    screen.out().print(
-        screen.table(
-            columns,
-            [
-                (
-                    each.execution_kind,
-                    each.own_id or screen.short_id(each.execution_id),
-                    shown_state(each),
-                    each.lane_id,
-                    str(each.total_attempt_count),
-                    span(now_ms - each.created_at_ms),
-                    screen.one_line(said.get(each.execution_id) or remark(each, now_ms)),
-                )
-                for each in found
-            ],
+    rows = [
+        (
+            each.execution_kind,
+            each.own_id or screen.short_id(each.execution_id),
+            shown_state(each),
+            each.lane_id,
+            str(each.total_attempt_count),
+            span(now_ms - each.created_at_ms),
+            screen.one_line(said.get(each.execution_id) or remark(each, now_ms)),
         )
-    )
+        for each in found
+    ]
+    screen.show(found, columns, rows, as_json=False, nothing="No executions match.")
 
 
 def shown_state(execution: ExecutionSnapshot) -> Text:
@@ -399,8 +383,7 @@ async def show(engine: Engine, target: options.Target, execution_id: str) -> Non
             console.print(Indented(text))
     print_steps(execution, now_ms)
     print_children(execution, now_ms)
-    if execution.attempts:
-        _print_attempts(execution, now_ms)
+    _print_attempts(execution, now_ms)
     print_tracebacks(execution)
 
 
@@ -445,29 +428,21 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
 
 
 def _print_attempts(execution: ExecutionDetails, now_ms: int) -> None:
-    def took(attempt: Attempt) -> str:
-        if attempt.started_at_ms is None:
-            return ""
-        return span((attempt.ended_at_ms or now_ms) - attempt.started_at_ms)
-
-    screen.out().print()
-    screen.out().print(
-        screen.table(
-            ATTEMPT_COLUMNS,
-            [
-                (
-                    str(attempt.attempt_index + 1),
-                    attempt.attempt_type,
-                    _attempt_state(attempt, execution),
-                    screen.ago(attempt.started_at_ms, now_ms),
-                    took(attempt),
-                    attempt.worker_instance_id or "",
-                    screen.one_line(what_ended(attempt)),
-                )
-                for attempt in execution.attempts
-            ],
+    rows = [
+        (
+            str(attempt.attempt_index + 1),
+            attempt.attempt_type,
+            _attempt_state(attempt, execution),
+            screen.ago(attempt.started_at_ms, now_ms),
+            ""
+            if attempt.started_at_ms is None
+            else span((attempt.ended_at_ms or now_ms) - attempt.started_at_ms),
+            attempt.worker_instance_id or "",
+            screen.one_line(what_ended(attempt)),
         )
-    )
+        for attempt in execution.attempts
+    ]
+    print_section(ATTEMPT_COLUMNS, rows)
 
 
 def _attempt_state(attempt: Attempt, execution: ExecutionDetails) -> str:

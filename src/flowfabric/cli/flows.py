@@ -56,7 +56,7 @@ async def list_flows(
     engine: Engine, target: options.Target, states: tuple[str, ...], limit: int
 ) -> None:
     """List flows, newest first. With --json: one per line."""
-    found, more = await _newest(engine, target.scope(), states, limit)
+    flows, more = await _newest(engine, target.scope(), states, limit)
     now_ms = await engine.server_time_ms()
     rows = [
         (
@@ -65,9 +65,9 @@ async def list_flows(
             each.flow_kind,
             span(now_ms - each.created_at_ms),
         )
-        for each in found
+        for each in flows
     ]
-    screen.show(found, COLUMNS, rows, as_json=target.json, nothing="No flows match.")
+    screen.show(flows, COLUMNS, rows, as_json=target.json, nothing="No flows match.")
     if more and not target.json:
         screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
 
@@ -106,17 +106,17 @@ async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> 
         return next(iter(named.values()))
     if len(part) < ID_PART_CHARS_MIN:
         raise InvalidInput("flow_id", f"give at least {ID_PART_CHARS_MIN} characters of it", text)
-    found: list[str] = []
+    fitting: list[str] = []
     async for page in _pages(engine, namespace):
         ids = [each.flow_id for each in page.flows]
-        found += [each for each in ids if each.startswith(part) or each.endswith(part)]
-        if len(found) > 1:
+        fitting += [each for each in ids if each.startswith(part) or each.endswith(part)]
+        if len(fitting) > 1:
             break
-    if not found:
+    if not fitting:
         raise NotFound("flow", text)
-    if len(found) > 1:
-        raise InvalidInput("flow_id", f"fits several flows: {', '.join(found)}", text)
-    return found[0]
+    if len(fitting) > 1:
+        raise InvalidInput("flow_id", f"fits several flows: {', '.join(fitting)}", text)
+    return fitting[0]
 
 
 @flow.command("show")
@@ -192,17 +192,18 @@ async def cancel_flow(
 ) -> int:
     """Close a flow and cancel its members."""
     mode: CancelWait = NoWait() if wait is None else WaitTimeout(options.duration_of("wait", wait))
-    found = await resolve_flow_id(engine, target, flow_id)
-    answer = await engine.cancel_flow(found, reason=reason, cancellation_policy=policy, wait=mode)
-    refused = answer.failed_member_execution_ids if isinstance(answer, PartiallyCancelled) else ()
-    count = len(answer.member_execution_ids)
-    if not isinstance(answer, PartiallyCancelled):
+    flow_id = await resolve_flow_id(engine, target, flow_id)
+    answer = await engine.cancel_flow(flow_id, reason=reason, cancellation_policy=policy, wait=mode)
+    refused: tuple[str, ...] = ()
+    if isinstance(answer, PartiallyCancelled):
+        refused, count = answer.failed_member_execution_ids, len(answer.member_execution_ids)
+    else:
         count = answer.member_count
     underway = isinstance(answer, CancellationScheduled)
     if target.json:
         screen.emit(
             {
-                "flow_id": found,
+                "flow_id": flow_id,
                 "cancellation_policy": answer.cancellation_policy,
                 "members": count,
                 "underway": underway,
@@ -211,7 +212,7 @@ async def cancel_flow(
         )
     else:
         how = "are being cancelled" if underway else "cancelled"
-        screen.out().print(Text(f"flow {found} closed, {count} members {how}"))
+        screen.out().print(Text(f"flow {flow_id} closed, {count} members {how}"))
         for each in refused:
             screen.err().print(Text(f"  {screen.short_id(each)} was not cancelled", style="red"))
     return options.REFUSED if refused else options.OK

@@ -22,9 +22,8 @@ from flowfabric.core.streams import Encoding
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Subscription, Told
 from flowfabric.errors import HistoryChanged
-from flowfabric.feed import position_of
-from flowfabric.obstacles import Obstacles
-from flowfabric.streams import Follower, Frame
+from flowfabric.run import Obstacles
+from flowfabric.streams import Follower, Frame, position_of
 
 # `tail`: what a run says, as it says it -------------------------------------
 

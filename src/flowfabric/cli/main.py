@@ -12,13 +12,11 @@ import msgspec
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.bench import bench
 from flowfabric.cli.budgets import budgets
-from flowfabric.cli.database import doctor, migrate_command
+from flowfabric.cli.database import bench, doctor, migrate_command
 from flowfabric.cli.executions import ls, show, why
 from flowfabric.cli.flows import flow
 from flowfabric.cli.following import events, tail
-from flowfabric.cli.lanes import lanes
 from flowfabric.cli.limits import limits
 from flowfabric.cli.operators import accept, cancel, priority, replay, revoke
 from flowfabric.cli.options import BrokenProgram, json_option
@@ -27,7 +25,7 @@ from flowfabric.cli.schedules import schedules
 from flowfabric.cli.server import reconcile, serve, tokens
 from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
-from flowfabric.cli.workers import workers
+from flowfabric.cli.workers import lanes, workers
 from flowfabric.core.checks import visible
 from flowfabric.errors import FlowFabricError
 from flowfabric.terminal import block

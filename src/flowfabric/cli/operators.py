@@ -3,9 +3,9 @@
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Concatenate, Final, ParamSpec
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from functools import partial, wraps
+from typing import Final, TypeVar
 
 import click
 from msgspec import Struct
@@ -18,18 +18,19 @@ from flowfabric.core.executions import ALREADY_TERMINAL
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.results import Revoked
 from flowfabric.core.states import TERMINAL_STATES, PublicState
-from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_operators import BULK_MAX
 from flowfabric.engine.paging import pages
-from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import FlowFabricError, InvalidInput, NoActiveLease, NotFound
 
-P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., object])
 
 REFUSALS_SHOWN_MAX: Final = 10
+UNFINISHED: Final = frozenset(PublicState) - TERMINAL_STATES
+UNSUCCESSFUL: Final = TERMINAL_STATES - {PublicState.COMPLETED, PublicState.SKIPPED}
 
-Action = Callable[[Sequence[str]], Awaitable[Sequence[object]]]
+Action = Callable[[Engine, Sequence[str], str], Awaitable[Sequence[object]]]
+"""Acts on executions for a reason; returns an outcome or an error for each."""
 
 
 class Selection(Struct, frozen=True):
@@ -37,29 +38,58 @@ class Selection(Struct, frozen=True):
 
     ids: Sequence[ExecutionId]
     unknown: Mapping[str, FlowFabricError] = {}
-    """Ids as given that mean no execution, or several, and why."""
+    """Ids from the command line that mean no execution, or several, and why."""
+
+
+def reason_option(default: str) -> Callable[[F], F]:
+    return click.option(
+        "--reason", default=default, show_default=True, help="Why; shown with the executions."
+    )
 
 
 def by_id_or_filter(
-    reason: str | None = None,
-) -> Callable[
-    [Callable[Concatenate[Engine, options.Target, options.Chosen, P], Awaitable[int]]],
-    Callable[P, int],
-]:
-    """Adds the arguments and options of commands that act on executions by id or by filter."""
+    verb: str,
+    done: str,
+    *,
+    possible: Set[PublicState],
+    usual: Set[PublicState] | None = None,
+    blocked_only: bool = False,
+    default_reason: str | None = None,
+) -> Callable[[Action], Callable[..., int]]:
+    """Makes an action a command about executions in a `possible` state, by id or by filter.
 
-    def decorate(
-        command: Callable[Concatenate[Engine, options.Target, options.Chosen, P], Awaitable[int]],
-    ) -> Callable[P, int]:
+    Unless --state names states, filters choose executions in a `usual` one. Without a default
+    reason there is no option --reason.
+    """
+
+    def decorate(action: Action) -> Callable[..., int]:
+        @wraps(action)
+        async def command(
+            engine: Engine,
+            target: options.Target,
+            chosen: options.Chosen,
+            execution_ids: tuple[str, ...],
+            yes: bool,
+            reason: str = "",
+        ) -> int:
+            if execution_ids and not chosen.empty:
+                raise click.UsageError("give either IDs or filters")
+            if execution_ids:
+                found = await _find_all(engine, target, execution_ids)
+            else:
+                states = possible if usual is None or chosen.states else usual
+                ids = await _matching_ids(engine, target, verb, chosen, states, blocked_only)
+                if ids and not yes:
+                    await _confirm(verb, len(ids))
+                found = Selection(ids)
+            return await _act_on(
+                engine, target, done, found, lambda ids: action(engine, ids, reason)
+            )
+
         made = options.on_engine("any")(command)
         made = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")(made)
-        if reason is not None:
-            made = click.option(
-                "--reason",
-                default=reason,
-                show_default=True,
-                help="Why; shown with the executions.",
-            )(made)
+        if default_reason is not None:
+            made = reason_option(default_reason)(made)
         ids = click.argument("execution_ids", metavar="[ID]...", nargs=-1)
         return ids(options.filter_options(made))
 
@@ -67,52 +97,32 @@ def by_id_or_filter(
 
 
 @click.command("cancel", short_help="End executions, by id or by filter.")
-@by_id_or_filter(reason="cancelled from the command line")
-async def cancel(
-    engine: Engine,
-    target: options.Target,
-    chosen: options.Chosen,
-    execution_ids: tuple[str, ...],
-    reason: str,
-    yes: bool,
-) -> int:
+@by_id_or_filter(
+    "cancel", "cancelled", possible=UNFINISHED, default_reason="cancelled from the command line"
+)
+async def cancel(engine: Engine, execution_ids: Sequence[str], reason: str) -> Sequence[object]:
     """Cancel executions: those with the given IDs, or all unfinished ones that match."""
-    act = partial(engine.cancel_executions, reason=reason)
-    unfinished = set(PublicState) - TERMINAL_STATES
-    found = await _choose(engine, target, "cancel", execution_ids, chosen, unfinished, yes)
-    return await _act_on(engine, target, "cancelled", found, act)
+    return await engine.cancel_executions(execution_ids, reason=reason)
 
 
 @click.command("replay", short_help="Run ended executions again, by id or by filter.")
-@by_id_or_filter(reason="replayed from the command line")
-async def replay(
-    engine: Engine,
-    target: options.Target,
-    chosen: options.Chosen,
-    execution_ids: tuple[str, ...],
-    reason: str,
-    yes: bool,
-) -> int:
+@by_id_or_filter(
+    "replay",
+    "replayed",
+    possible=TERMINAL_STATES,
+    usual=UNSUCCESSFUL,
+    default_reason="replayed from the command line",
+)
+async def replay(engine: Engine, execution_ids: Sequence[str], reason: str) -> Sequence[object]:
     """Run ended executions again: those with the given IDs, or all failed, cancelled and expired
     ones that match the filters. Name --state completed to run those again, too.
     """
-    act = partial(engine.replay_executions, reason=reason, requested_by=options.user())
-    ended = set(TERMINAL_STATES)
-    if not chosen.states:
-        ended -= {PublicState.COMPLETED, PublicState.SKIPPED}
-    found = await _choose(engine, target, "replay", execution_ids, chosen, ended, yes)
-    return await _act_on(engine, target, "replayed", found, act)
+    return await engine.replay_executions(execution_ids, reason=reason, requested_by=options.user())
 
 
 @click.command("accept", short_help="Let blocked executions run with the code as it is now.")
-@by_id_or_filter()
-async def accept(
-    engine: Engine,
-    target: options.Target,
-    chosen: options.Chosen,
-    execution_ids: tuple[str, ...],
-    yes: bool,
-) -> int:
+@by_id_or_filter("accept", "accepted", possible={PublicState.DELAYED}, blocked_only=True)
+async def accept(engine: Engine, execution_ids: Sequence[str], _reason: str) -> Sequence[object]:
     """Let executions continue that changed code has blocked: those with the given IDs, or all
     blocked ones that match.
 
@@ -120,22 +130,7 @@ async def accept(
     given up. Nothing that is stored changes: an execution whose arguments or stored results do
     not fit the types in the code is refused.
     """
-    found = await _choose(
-        engine,
-        target,
-        "accept",
-        execution_ids,
-        chosen,
-        {PublicState.DELAYED},
-        yes,
-        among=lambda each: each.blocked,
-    )
-    act = partial(_one_by_one, engine.accept_changes)
-    return await _act_on(engine, target, "accepted", found, act)
-
-
-def _any(_: ExecutionSnapshot) -> bool:
-    return True
+    return await _one_by_one(engine.accept_changes, execution_ids)
 
 
 @click.command("priority", short_help="Move a waiting execution in its queue.")
@@ -157,12 +152,7 @@ async def priority(
 
 @click.command("revoke", short_help="Take executions from their workers.")
 @click.argument("execution_ids", metavar="ID...", nargs=-1, required=True)
-@click.option(
-    "--reason",
-    default="revoked from the command line",
-    show_default=True,
-    help="Why; shown with the executions.",
-)
+@reason_option("revoked from the command line")
 @options.on_engine("any")
 async def revoke(
     engine: Engine, target: options.Target, execution_ids: tuple[str, ...], reason: str
@@ -192,39 +182,6 @@ async def _one_by_one(
     return outcomes
 
 
-async def _choose(
-    engine: Engine,
-    target: options.Target,
-    verb: str,
-    given: tuple[str, ...],
-    chosen: options.Chosen,
-    possible: set[PublicState],
-    yes: bool,
-    *,
-    among: Callable[[ExecutionSnapshot], bool] = _any,
-) -> Selection:
-    """The ids to act on. If they come from a filter, the user confirms their number first."""
-    if given and not chosen.empty:
-        raise click.UsageError("give either IDs or filters")
-    if given:
-        return await _find_all(engine, target, given)
-    if chosen.empty and target.namespace is None:
-        raise click.UsageError("which ones? Give IDs, or a filter such as --state or --lane")
-    matching = await chosen.resolve(engine, target)
-    states = possible & set(matching.states) if matching.states else possible
-    if not states:
-        wanted = ", ".join(sorted(possible))
-        raise click.UsageError(f"{verb} acts on executions in these states: {wanted}")
-    ids = await _matching_ids(
-        engine,
-        matching.with_states(tuple(sorted(states))),
-        lambda each: among(each) and chosen.fits(each),
-    )
-    if ids and not yes:
-        await _confirm(verb, len(ids))
-    return Selection(ids)
-
-
 async def _find_all(engine: Engine, target: options.Target, given: Sequence[str]) -> Selection:
     """The executions that ids mean. One id that means none is refused by itself."""
     if len(given) == 1:
@@ -240,13 +197,27 @@ async def _find_all(engine: Engine, target: options.Target, given: Sequence[str]
 
 
 async def _matching_ids(
-    engine: Engine, matching: ExecutionFilter, among: Callable[[ExecutionSnapshot], bool]
+    engine: Engine,
+    target: options.Target,
+    verb: str,
+    chosen: options.Chosen,
+    possible: Set[PublicState],
+    blocked_only: bool,
 ) -> list[ExecutionId]:
+    if chosen.empty and target.namespace is None:
+        raise click.UsageError("which ones? Give IDs, or a filter such as --state or --lane")
+    matching = await chosen.resolve(engine, target)
+    states = possible & set(matching.states) if matching.states else possible
+    if not states:
+        wanted = ", ".join(sorted(possible))
+        raise click.UsageError(f"{verb} acts on executions in these states: {wanted}")
+    matching = matching.with_states(tuple(sorted(states)))
     ids: list[ExecutionId] = []
     found = pages(lambda at: engine.find_executions(matching, cursor=at, limit=PAGE_MAX))
     with screen.err().status("Looking for executions …"):
         async for page in found:
-            ids += [each.execution_id for each in page.executions if among(each)]
+            fitting = (each for each in page.executions if each.blocked or not blocked_only)
+            ids += [each.execution_id for each in fitting if chosen.fits(each)]
             if len(ids) >= BULK_MAX:
                 break
     return ids[:BULK_MAX]
@@ -269,7 +240,11 @@ async def _confirm(verb: str, count: int) -> None:
 
 
 async def _act_on(
-    engine: Engine, target: options.Target, done: str, found: Selection, act: Action
+    engine: Engine,
+    target: options.Target,
+    done: str,
+    found: Selection,
+    act: Callable[[Sequence[str]], Awaitable[Sequence[object]]],
 ) -> int:
     """Act in batches, show progress, and report what was refused."""
     ids = found.ids

@@ -18,8 +18,9 @@ from typing import Concatenate, Final, Literal, ParamSpec, TypeVar
 from urllib.parse import unquote
 
 import click
+import msgspec
 from click.core import ParameterSource
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.app import DEFAULT_NAMESPACE, App
@@ -30,7 +31,7 @@ from flowfabric.core.policies import duration_ms
 from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.reads import EVERYTHING, ExecutionFilter
+from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.parts import check_execution_in
 from flowfabric.store.urls import HTTP, SQLITE, redact
 
@@ -247,7 +248,7 @@ def find_app(reference: str) -> App:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        with _told_if_slow(module_name):
+        with _warn_if_slow(module_name):
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
@@ -270,11 +271,11 @@ def find_app(reference: str) -> App:
 
 
 @contextmanager
-def _told_if_slow(module_name: str) -> Iterator[None]:
-    """Say which line an import is at that takes long: a program may run when it is imported."""
+def _warn_if_slow(module_name: str) -> Iterator[None]:
+    """Say which line a slow import has reached: the program may be running while imported."""
     importing = threading.get_ident()
 
-    def tell() -> None:
+    def warn() -> None:
         frame = sys._current_frames().get(importing)
         places = list(traceback.walk_stack(frame))
         # The outermost line that is still at work in the program itself.
@@ -287,7 +288,7 @@ def _told_if_slow(module_name: str) -> Iterator[None]:
             err=True,
         )
 
-    timer = threading.Timer(IMPORT_PATIENCE_S, tell)
+    timer = threading.Timer(IMPORT_PATIENCE_S, warn)
     timer.daemon = True
     timer.start()
     try:
@@ -324,51 +325,37 @@ BLOCKED: Final = "blocked"
 """Delayed because its code has changed, as lists show it."""
 
 
-class Chosen:
-    """The filter as given; times are still relative to the database's clock."""
+class Chosen(Struct, frozen=True, kw_only=True):
+    """The filter options as they were given; times are still relative to the database's clock."""
 
-    def __init__(
-        self,
-        states: tuple[str, ...],
-        lane: str | None,
-        kind: str | None,
-        tag: str | None,
-        since: str | None,
-        before: str | None,
-    ) -> None:
-        self._filter = ExecutionFilter(
-            states=tuple(found for each in states for found in _states(each)),
-            lane_id=lane,
-            execution_kind=kind,
-            tag=None if tag is None else pair(tag),
-        )
-        self._blocked_only = BLOCKED in states and not {UNFINISHED, PublicState.DELAYED} & {*states}
-        self._since = since
-        self._before = before
-
-    @property
-    def states(self) -> tuple[PublicState, ...]:
-        return self._filter.states
+    states: tuple[str, ...] = ()
+    lane: str | None = None
+    kind: str | None = None
+    tag: tuple[str, str] | None = None
+    since: str | None = None
+    before: str | None = None
 
     def fits(self, execution: ExecutionSnapshot) -> bool:
         """Whether a matching execution is meant: blocked ones have the state delayed, too."""
-        return (
-            not self._blocked_only
-            or execution.public_state is not PublicState.DELAYED
-            or execution.blocked
-        )
+        blocked_only = BLOCKED in self.states and not {UNFINISHED, "delayed"} & {*self.states}
+        delayed = execution.public_state is PublicState.DELAYED
+        return execution.blocked or not (blocked_only and delayed)
 
     @property
     def empty(self) -> bool:
-        return self._filter == EVERYTHING and self._since is None and self._before is None
+        # An empty text is no missing one: it is refused instead of matching everything.
+        return self == Chosen()
 
     async def resolve(self, engine: Engine, target: Target) -> ExecutionFilter:
         now_ms = await engine.server_time_ms()
-        return structs.replace(
-            self._filter,
+        return ExecutionFilter(
+            states=tuple(state for each in self.states for state in _states(each)),
+            lane_id=self.lane,
+            execution_kind=self.kind,
+            tag=self.tag,
             namespace=target.scope(),
-            created_after_ms=_time("since", self._since, now_ms),
-            created_before_ms=_time("before", self._before, now_ms),
+            created_after_ms=_time("since", self.since, now_ms),
+            created_before_ms=_time("before", self.before, now_ms),
         )
 
 
@@ -386,7 +373,12 @@ def filter_options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, 
     )
     @click.option("--lane", help="Only in this lane.")
     @click.option("--kind", help="Only of this task.")
-    @click.option("--tag", metavar="KEY=VALUE", help="Only with this tag.")
+    @click.option(
+        "--tag",
+        metavar="KEY=VALUE",
+        callback=lambda _context, _option, text: None if text is None else pair(text),
+        help="Only with this tag.",
+    )
     @click.option(
         "--since", metavar="WHEN", help="Only created after: 2h (ago), or 2026-03-29T06:00."
     )
@@ -395,13 +387,8 @@ def filter_options(command: Callable[Concatenate[Chosen, P], T]) -> Callable[P, 
     @wraps(command)
     def wrapped(context: click.Context, /, *args: P.args, **kwargs: P.kwargs) -> T:
         given = dict(kwargs)
-        texts = {
-            name: _filter_text(given.pop(name, None))
-            for name in ("lane", "kind", "tag", "since", "before")
-        }
-        states = given.pop("states", ())
-        assert isinstance(states, tuple)
-        chosen = Chosen(tuple(str(each) for each in states), **texts)
+        values = {name: given.pop(name) for name in Chosen.__struct_fields__}
+        chosen = msgspec.convert(values, Chosen)
         return context.invoke(command, chosen, *args, **given)
 
     return wrapped
@@ -436,11 +423,6 @@ def _time(option: str, text: str | None, now_ms: int) -> int | None:
             ) from None
     # A time without a zone is local time: the user read it off a local clock.
     return max(0, round(at.astimezone(UTC).timestamp() * 1_000))
-
-
-def _filter_text(value: object) -> str | None:
-    """An empty filter is not dropped, so that it is refused instead of matching everything."""
-    return None if value is None else str(value)
 
 
 # Exit statuses, for scripts --------------------------------

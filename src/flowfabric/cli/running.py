@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -163,20 +164,20 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
     signal.signal(signal.SIGTERM, _stop_reloading)
     seen = snapshot(folder)
     process = subprocess.Popen(command)
-    told_of_end = False
+    end_reported = False
     try:
         while True:
             time.sleep(LOOK_EVERY_S)
-            if process.poll() is not None and not told_of_end:
+            if process.poll() is not None and not end_reported:
                 say(f"it ended with status {process.returncode}; waiting for a change")
-                told_of_end = True
+                end_reported = True
             path = changed(seen, snapshot(folder))
             if path is not None:
                 seen = settled(folder)
                 say(f"{_relative(path, folder)} changed, starting again")
                 stop(process)
                 process = subprocess.Popen(command)
-                told_of_end = False
+                end_reported = False
     except KeyboardInterrupt:
         return _wait_out(process)
     finally:
@@ -263,8 +264,9 @@ def configure(level: str, *, as_json: bool | None = None) -> None:
 
 class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC)
         document: dict[str, object] = {
-            "time": _utc(record.created),
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -315,12 +317,6 @@ def readable(record: logging.LogRecord) -> Group:
 
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
-
-
-def _utc(at_s: float) -> str:
-    return (
-        f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(at_s))}.{int(at_s * 1_000) % 1_000:03}Z"
-    )
 
 
 LEVELS: Final = ("debug", "info", "warning", "error")

@@ -1,7 +1,7 @@
 """`schedules`: list, pause, resume, run, remove."""
 
-from collections.abc import Awaitable
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import click
 from rich.text import Text
@@ -17,6 +17,8 @@ from flowfabric.engine.paging import pages
 
 WORDS_MIN: Final = 9
 """What WHEN and KIND keep before names are cut: `every 10m` can be read."""
+OVERDUE_MS: Final = 5_000
+"""How late a schedule may be before it counts as overdue: workers may be about to fire it."""
 COLUMNS: Final = (
     whole("SCHEDULE"),
     flexible("WHEN", at_least=WORDS_MIN),
@@ -48,6 +50,8 @@ async def list_schedules(engine: Engine, target: options.Target) -> None:
 
 def _row(schedule: Schedule, now_ms: int) -> tuple[str | Text, ...]:
     next_due: str | Text = screen.ago(schedule.next_due_at_ms, now_ms)
+    if schedule.next_due_at_ms is not None and schedule.next_due_at_ms < now_ms - OVERDUE_MS:
+        next_due = Text("overdue", style="yellow")
     if schedule.paused:
         next_due = Text("paused", style="yellow")
     return (
@@ -71,18 +75,17 @@ def when(schedule: Schedule) -> str:
             return f"{schedule.expression} {schedule.timezone}"
 
 
-class Steering(Protocol):
-    def __call__(
-        self, engine: Engine, schedule_id: str, /, *, namespace: str
-    ) -> Awaitable[Schedule]: ...
-
-
-def _steer(name: str, done: str, operation: Steering, help_text: str) -> None:
+def _steer(
+    name: str,
+    done: str,
+    operation: Callable[[Engine, str, str], Awaitable[Schedule]],
+    help_text: str,
+) -> None:
     @schedules.command(name, help=help_text)
     @click.argument("schedule")
     @options.on_engine("own")
     async def command(engine: Engine, target: options.Target, schedule: str) -> None:
-        changed = await operation(engine, schedule, namespace=target.own_namespace())
+        changed = await operation(engine, schedule, target.own_namespace())
         next_due = ""
         if changed.next_due_at_ms is not None and name == "resume":
             next_due = f", next {screen.moment(changed.next_due_at_ms)}"
@@ -93,14 +96,19 @@ def _steer(name: str, done: str, operation: Steering, help_text: str) -> None:
 _steer(
     "pause",
     "is paused",
-    Engine.pause_schedule,
+    lambda engine, schedule, namespace: engine.pause_schedule(schedule, namespace=namespace),
     "Pause SCHEDULE: due times pass without creating anything.",
 )
-_steer("resume", "is active", Engine.resume_schedule, "Resume SCHEDULE, from its next due time on.")
+_steer(
+    "resume",
+    "is active",
+    lambda engine, schedule, namespace: engine.resume_schedule(schedule, namespace=namespace),
+    "Resume SCHEDULE, from its next due time on.",
+)
 _steer(
     "remove",
     "is removed",
-    Engine.remove_schedule,
+    lambda engine, schedule, namespace: engine.remove_schedule(schedule, namespace=namespace),
     "Remove SCHEDULE. Executions it has created stay.",
 )
 

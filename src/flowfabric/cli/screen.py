@@ -2,7 +2,7 @@
 
 import base64
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Final
@@ -103,20 +103,24 @@ def fitted_table(
 def fit(columns: Sequence[ScreenColumn], natural: Sequence[int], width: int) -> list[int]:
     """The width of each column; 0 leaves it out."""
     widths = list(natural)
+    flexible_columns = [i for i, c in enumerate(columns) if not c.fixed and not c.remark]
 
     def excess() -> int:
         shown = [each for each in widths if each]
         return sum(shown) + len(GAP) * (len(shown) - 1) - width
 
+    def narrow(least: Callable[[ScreenColumn], int]) -> None:
+        """Cut the widest flexible columns until the line fits or each is at its least."""
+        while excess() > 0:
+            longer = [i for i in flexible_columns if widths[i] > least(columns[i])]
+            if not longer:
+                break
+            widths[max(longer, key=lambda i: widths[i])] -= 1
+
     for i, column in enumerate(columns):
         if column.remark:
             widths[i] = min(widths[i], max(REMARK_MIN, widths[i] - excess()))
-    flexible_columns = [i for i, c in enumerate(columns) if not c.fixed and not c.remark]
-    while excess() > 0:
-        longer = [i for i in flexible_columns if widths[i] > columns[i].at_least]
-        if not longer:
-            break
-        widths[max(longer, key=lambda i: widths[i])] -= 1
+    narrow(lambda column: column.at_least)
     for i, column in enumerate(columns):
         if column.remark and excess() > 0:
             left = widths[i] - excess()
@@ -124,11 +128,7 @@ def fit(columns: Sequence[ScreenColumn], natural: Sequence[int], width: int) -> 
     for i in reversed([i for i, column in enumerate(columns) if column.spare]):
         if excess() > 0:
             widths[i] = 0
-    while excess() > 0:
-        longer = [i for i in flexible_columns if widths[i] > columns[i].least]
-        if not longer:
-            break
-        widths[max(longer, key=lambda i: widths[i])] -= 1
+    narrow(lambda column: column.least)
     return widths
 
 

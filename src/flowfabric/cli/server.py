@@ -14,8 +14,8 @@ from rich.text import Text
 from flowfabric.cli import options, screen
 from flowfabric.cli.running import configure, log_level_option
 from flowfabric.cli.screen import fixed, flexible
+from flowfabric.core.api_tokens import ApiToken, Scope
 from flowfabric.core.bounds import PAGE_MAX
-from flowfabric.core.tokens import ApiToken, Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
 from flowfabric.errors import Unavailable

@@ -14,7 +14,7 @@ from rich.text import Text
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.cli import options, screen
 from flowfabric.core.bounds import PAYLOAD_DEPTH_MAX, PRIORITY_MAX, PRIORITY_MIN
-from flowfabric.core.checks import JSON, split_kind, visible
+from flowfabric.core.checks import JSON, check_key, split_kind, visible
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.results import Created
@@ -22,7 +22,7 @@ from flowfabric.core.states import TERMINAL_STATES, PublicState
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.errors import OperationTimeout
-from flowfabric.obstacles import Obstacles
+from flowfabric.run import Obstacles
 from flowfabric.submission import Options, request_of
 from flowfabric.task import Call, Task, TaskSettings
 from flowfabric.terminal import block
@@ -81,7 +81,7 @@ async def submit(
     chosen = Options(
         priority=priority,
         lane=lane,
-        idempotency_key=key,
+        idempotency_key=check_key(key),
         execution_id=execution_id,
         tags=dict(options.pair(each) for each in tags),
         delay=delay,
@@ -132,7 +132,7 @@ def _task_of(reference: str, kind: str) -> Task[..., object]:
     if task is not None:
         return task
     close = get_close_matches(kind, app.tasks, 1)
-    known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(app.tasks))}"
+    known = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(sorted(app.tasks))}."
     raise click.UsageError(
         f"{reference} has no task {kind!r}; {known} For a task of another program, give --url"
     )

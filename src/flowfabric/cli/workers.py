@@ -1,7 +1,8 @@
-"""`workers`: list them, see what happened to them, declare one dead."""
+"""`workers` and `lanes`: who serves what, and the queues they serve."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Final
 
 import click
 from msgspec import structs
@@ -9,16 +10,20 @@ from rich.text import Text
 
 from flowfabric.app import App
 from flowfabric.cli import options, screen
-from flowfabric.cli.screen import fixed, flexible, right, whole
+from flowfabric.cli.screen import fixed, flexible, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.diagnosis import WORKER_COMMAND
+from flowfabric.core.records import Lane
 from flowfabric.core.states import PublicState
 from flowfabric.core.workers import WorkerDead, WorkerEntry, WorkerEvent
 from flowfabric.engine.engine import Engine
+from flowfabric.engine.lanes import LaneCounts
 from flowfabric.engine.paging import pages
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.errors import NotFound
 from flowfabric.task import Task
+
+# Workers --------------------------------------------------------------------
 
 
 @click.group("workers")
@@ -66,7 +71,7 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
     ]
     absent = {} if target.json else await _absent_holders(engine, target, found)
     at_work = "" if not absent else f"No worker takes up new runs. {_at_work(absent)} Start one: "
-    nothing = target.naming_program((at_work or "No worker is there: ") + WORKER_COMMAND)
+    nothing = target.naming_program((at_work or "No worker is there. Start one: ") + WORKER_COMMAND)
     documents = [
         structs.asdict(worker) | ({} if program is None else {"lacks": _lacks(worker, program)})
         for worker in found
@@ -94,7 +99,7 @@ def _at_work(absent: Mapping[str, int]) -> str:
 
 
 def _tasks(worker: WorkerEntry, lacks: Mapping[str, Sequence[str]]) -> str:
-    """The tasks it has the code of; those that it lacks something for come first."""
+    """The tasks whose code it has; those it lacks capabilities for come first."""
     if worker.kinds is None:
         return "all"
     missing: dict[str, list[str]] = {}
@@ -106,7 +111,7 @@ def _tasks(worker: WorkerEntry, lacks: Mapping[str, Sequence[str]]) -> str:
 
 
 def _lacks(worker: WorkerEntry, program: App | None) -> dict[str, list[str]]:
-    """The capabilities that tasks of its code need and that it does not offer, as far as known."""
+    """The capabilities that its tasks need and it does not offer, as far as the program tells."""
     tasks = {} if program is None else program.tasks
     known = {kind: tasks[kind] for kind in worker.kinds or () if kind in tasks}
     found = {kind: lacking(task, worker.capabilities) for kind, task in known.items()}
@@ -181,3 +186,76 @@ async def _namespaces_of(engine: Engine, instance_id: str, scope: str | None) ->
     present = await every_worker(engine, scope, include_expired=True)
     found = [each.namespace for each in present if each.worker_instance_id == instance_id]
     return [*found] if found else [scope]
+
+
+# Lanes ----------------------------------------------------------------------
+
+COUNTED: Final = ("ready", "running", "delayed", "suspended", "held")
+LANE_COLUMNS: Final = (
+    whole("LANE"),
+    fixed("STATE"),
+    spare("SINCE"),
+    *(right(name.upper()) for name in COUNTED[:2]),
+    *(spare(name.upper()) for name in COUNTED[2:]),
+)
+
+
+@click.group("lanes")
+def lanes() -> None:
+    """See and steer lanes, the named queues executions wait in."""
+
+
+@lanes.command("list")
+@options.on_engine()
+async def list_lanes(engine: Engine, target: options.Target) -> None:
+    """List lanes, and how much work there is in each. With --json: one per line."""
+    lanes = await every_lane(engine)
+    counts = {each.lane_id: each for each in await engine.count_lanes()}
+    counted = [(lane, counts.get(lane.lane_id, LaneCounts(lane_id=lane.lane_id))) for lane in lanes]
+    now_ms = await engine.server_time_ms()
+    screen.show(
+        [structs.asdict(lane) | structs.asdict(count) for lane, count in counted],
+        LANE_COLUMNS,
+        [_lane_row(lane, count, now_ms) for lane, count in counted],
+        as_json=target.json,
+        nothing="No lanes yet: the first execution in a lane creates it.",
+    )
+
+
+async def every_lane(engine: Engine) -> list[Lane]:
+    found = pages(lambda cursor: engine.list_lanes(cursor=cursor, limit=PAGE_MAX))
+    return [lane async for page in found for lane in page.lanes]
+
+
+def _lane_row(lane: Lane, count: LaneCounts, now_ms: int) -> tuple[Text | str, ...]:
+    since_ms = lane.state_changed_at_ms
+    since = screen.ago(lane.registered_at_ms if since_ms is None else since_ms, now_ms)
+    numbers = (str(getattr(count, name)) for name in COUNTED)
+    return lane.lane_id, screen.lane_state(lane.state), since, *numbers
+
+
+def _steer(name: str, operation: Callable[[Engine, str], Awaitable[Lane]], help_text: str) -> None:
+    @lanes.command(name, help=help_text)
+    @click.argument("lane")
+    @options.on_engine()
+    async def command(engine: Engine, target: options.Target, lane: str) -> None:
+        changed = await operation(engine, lane)
+        sentence = f"lane {changed.lane_id} is {changed.state}"
+        screen.answer(changed, sentence, as_json=target.json)
+
+
+_steer(
+    "pause",
+    lambda engine, lane: engine.pause_lane(lane),
+    "Hand out no work from LANE; it still takes submissions.",
+)
+_steer(
+    "resume",
+    lambda engine, lane: engine.resume_lane(lane),
+    "Take work into LANE and hand it out again.",
+)
+_steer(
+    "drain",
+    lambda engine, lane: engine.drain_lane(lane),
+    "Take no new executions into LANE; workers finish what is there.",
+)

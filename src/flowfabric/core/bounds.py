@@ -49,7 +49,7 @@ GATED_ROUTES_MAX = 1_000_000
 GATES_PER_ROUTE_MAX = 16
 """Limits and budgets one execution may be under."""
 ROUTE_KEEP_MS = 24 * 60 * 60 * 1_000
-"""How long a route that no execution uses is kept after it was last asked for."""
+"""How long a route that no execution uses is kept after its last lookup."""
 ROUTE_CACHE_MS = 60 * 60 * 1_000
 """How long a process remembers a route; far less than it is kept."""
 

@@ -27,7 +27,7 @@ class BudgetEventType(StrEnum):
     RESET = "reset"
     REMOVED = "removed"
     SOFT_LIMIT = "soft_limit"
-    """Usage is above a soft limit since now."""
+    """Usage is now above a soft limit."""
     BREACHED = "breached"
     """A report or a reservation passed a hard limit: refused, unless the budget only warns."""
 
@@ -41,7 +41,7 @@ class BudgetDetails(Struct, frozen=True):
     hard_limits: Mapping[str, int]
     soft_limits: Mapping[str, int]
     dimension: str | None = None
-    """Whose limit it is about."""
+    """The dimension whose limit was passed."""
 
 
 def budget_events(before: Budget | None, after: Budget, now_ms: int) -> tuple[Event, ...]:

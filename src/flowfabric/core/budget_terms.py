@@ -3,12 +3,14 @@
 Bad input is refused before anything is written, with an error that names the field.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from functools import partial
 from typing import Final
 
 from msgspec import Struct, structs
 
 from flowfabric.core import budgets, ids
+from flowfabric.core.budgets import Budget
 from flowfabric.core.checks import (
     check_choice,
     check_int,
@@ -67,34 +69,29 @@ class UsageDimensions(Struct, frozen=True, kw_only=True):
     dedup_key: str | None = None
 
 
-def check_definition(definition: object, now_ms: int) -> budgets.Budget:
-    """The budget asked for, as if it were new. Raises on the first field that is wrong."""
+def check_definition(definition: object, now_ms: int) -> Budget:
+    """The defined budget as a new one. Raises on the first field that is wrong."""
     if not isinstance(definition, BudgetDefinition):
         raise InvalidInput("definition", "must be a BudgetDefinition", definition)
     namespace = ids.parse_namespace(definition.namespace)
     budget_id = ids.named_budget_id(definition.budget_id, namespace)
     hard, soft = _check_limits(definition)
-    interval_ms = check_interval(definition.reset_interval_ms)
     try:
         scope_type = check_choice("scope_type", definition.scope_type, budgets.BudgetScope)
     except InvalidInput as error:
         raise InvalidBudgetScope(str(error)) from None
-    return budgets.Budget(
+    budget = Budget(
         budget_id=budget_id,
         namespace=namespace,
         name=definition.budget_id,
         scope_type=scope_type,
         scope_id=_check_scope_id(scope_type, definition.scope_id),
-        enforcement_mode=check_mode(definition.enforcement_mode),
-        on_hard_limit=check_choice("on_hard_limit", definition.on_hard_limit, budgets.OnHardLimit),
-        on_soft_limit=check_choice("on_soft_limit", definition.on_soft_limit, budgets.OnSoftLimit),
-        reset_interval_ms=interval_ms,
         hard_limits=budgets.encode_amounts(hard),
         soft_limits=budgets.encode_amounts(soft),
-        next_reset_at_ms=now_ms + interval_ms if interval_ms else None,
         created_at_ms=now_ms,
         updated_at_ms=now_ms,
     )
+    return _under_terms(budget, structs.asdict(definition), now_ms)
 
 
 _DEFINED: Final = (
@@ -103,48 +100,43 @@ _DEFINED: Final = (
 )  # fmt: skip
 
 
-def defined(existing: budgets.Budget, wanted: budgets.Budget) -> budgets.Budget:
+def defined(existing: Budget, wanted: Budget) -> Budget:
     """A budget that was only reported to, now that it is created: its usage stays."""
     fields = {name: getattr(wanted, name) for name in (*_DEFINED, "name", "next_reset_at_ms")}
     return structs.replace(existing, declared=True, **fields)
 
 
-def differs(existing: budgets.Budget, wanted: budgets.Budget) -> bool:
+def differs(existing: Budget, wanted: Budget) -> bool:
     return any(getattr(existing, name) != getattr(wanted, name) for name in _DEFINED)
 
 
 def updated(account: budgets.Account, update: object, now_ms: int) -> budgets.Account:
-    """The account under other terms. A new interval counts from now."""
+    """The account under other terms."""
     if not isinstance(update, BudgetUpdate):
         raise InvalidInput("update", "must be a BudgetUpdate", update)
-    hard = {**account.hard, **check_amounts("hard_limits", update.hard_limits or budgets.NOTHING)}
-    soft = {**account.soft, **check_amounts("soft_limits", update.soft_limits or budgets.NOTHING)}
+    changes = {name: value for name, value in structs.asdict(update).items() if value is not None}
+    hard = {**account.hard, **check_amounts("hard_limits", changes.get("hard_limits", {}))}
+    soft = {**account.soft, **check_amounts("soft_limits", changes.get("soft_limits", {}))}
     _check_soft(hard, soft)
-    if len(hard.keys() | soft.keys()) > DIMENSIONS_MAX:
-        raise _too_many(len(hard.keys() | soft.keys()))
-    budget = account.budget
-    if update.enforcement_mode is not None:
-        mode = check_mode(update.enforcement_mode)
-        budget = structs.replace(budget, enforcement_mode=mode)
-    if update.on_hard_limit is not None:
-        action = check_choice("on_hard_limit", update.on_hard_limit, budgets.OnHardLimit)
-        budget = structs.replace(budget, on_hard_limit=action)
-    if update.on_soft_limit is not None:
-        reaction = check_choice("on_soft_limit", update.on_soft_limit, budgets.OnSoftLimit)
-        budget = structs.replace(budget, on_soft_limit=reaction)
-    if update.reset_interval_ms is not None:
-        interval_ms = check_interval(update.reset_interval_ms)
-        next_ms = now_ms + interval_ms if interval_ms else None
-        budget = structs.replace(budget, reset_interval_ms=interval_ms, next_reset_at_ms=next_ms)
+    _check_count(hard.keys() | soft.keys())
+    budget = _under_terms(account.budget, changes, now_ms)
     return structs.replace(account, budget=budget, hard=hard, soft=soft)
+
+
+def _under_terms(budget: Budget, terms: Mapping[str, object], now_ms: int) -> Budget:
+    """The budget under these terms, checked. A new interval counts from now."""
+    fields = {name: check(terms[name]) for name, check in _TERMS.items() if name in terms}
+    if "reset_interval_ms" in terms:
+        interval_ms = check_interval(terms["reset_interval_ms"])
+        fields["next_reset_at_ms"] = now_ms + interval_ms if interval_ms else None
+    return structs.replace(budget, **fields)
 
 
 def check_amounts(field: str, value: object) -> dict[str, int]:
     """Amounts by dimension."""
     if not isinstance(value, Mapping):
         raise InvalidInput(field, "must map dimensions to whole numbers", value)
-    if len(value) > DIMENSIONS_MAX:
-        raise _too_many(len(value))
+    _check_count(value)
     return {
         check_dimension(field, name): check_int(f"{field}[{name}]", amount, 0, budgets.AMOUNT_MAX)
         for name, amount in value.items()
@@ -157,8 +149,7 @@ def check_deltas(verb: str, dimensions: object, deltas: object) -> dict[str, int
     amounts = check_list("deltas", deltas, 0, 2**31)
     if len(names) != len(amounts):
         raise InvalidInput("deltas", f"{verb}: dimensions and deltas length mismatch", len(amounts))
-    if len(names) > DIMENSIONS_MAX:
-        raise _too_many(len(names))
+    _check_count(names)
     summed: dict[str, int] = {}
     for name, amount in zip(names, amounts, strict=True):
         dimension = check_dimension("dimensions", name)
@@ -181,8 +172,7 @@ def check_usage(usage: object) -> dict[str, int]:
     checked = {name: check_int(name, n, 0, budgets.AMOUNT_MAX) for name, n in named.items()}
     custom = check_amounts("custom", usage.custom)
     total = budgets.plus(custom, {name: n for name, n in checked.items() if n})
-    if len(total) > DIMENSIONS_MAX:
-        raise _too_many(len(total))
+    _check_count(total)
     return total
 
 
@@ -200,8 +190,8 @@ def check_dedup_key(field: str, value: object) -> str | None:
 
 def check_mode(value: object) -> budgets.EnforcementMode:
     """`hard` is another word for `strict`."""
-    given = budgets.EnforcementMode.STRICT if value == "hard" else value
-    return check_choice("enforcement_mode", given, budgets.EnforcementMode)
+    mode = budgets.EnforcementMode.STRICT if value == "hard" else value
+    return check_choice("enforcement_mode", mode, budgets.EnforcementMode)
 
 
 def check_interval(value: object) -> int:
@@ -210,14 +200,21 @@ def check_interval(value: object) -> int:
     return check_int("reset_interval_ms", value, RESET_INTERVAL_MS_MIN, DURATION_MAX_MS)
 
 
+_TERMS: Final[Mapping[str, Callable[[object], object]]] = {
+    "enforcement_mode": check_mode,
+    "on_hard_limit": partial(check_choice, "on_hard_limit", choices=budgets.OnHardLimit),
+    "on_soft_limit": partial(check_choice, "on_soft_limit", choices=budgets.OnSoftLimit),
+    "reset_interval_ms": check_interval,
+}
+"""What a definition and an update have in common, and how it is checked."""
+
+
 def _check_limits(definition: BudgetDefinition) -> tuple[dict[str, int], dict[str, int]]:
     hard, soft = definition.hard_limits, definition.soft_limits
     if definition.dimensions is not None:
         hard, soft = _paired(definition.dimensions, hard, soft)
     checked = check_amounts("hard_limits", hard), check_amounts("soft_limits", soft)
-    both = checked[0].keys() | checked[1].keys()
-    if len(both) > DIMENSIONS_MAX:
-        raise _too_many(len(both))
+    _check_count(checked[0].keys() | checked[1].keys())
     _check_soft(*checked)
     return checked
 
@@ -231,8 +228,7 @@ def _paired(
     if any(len(each) != len(names) for each in lists):
         problem = "create_budget: dimensions / hard_limits / soft_limits length mismatch"
         raise InvalidInput("dimensions", problem, len(names))
-    if len(names) > DIMENSIONS_MAX:
-        raise _too_many(len(names))
+    _check_count(names)
     checked = [check_dimension("dimensions", name) for name in names]
     if len(set(checked)) < len(checked):
         raise InvalidInput("dimensions", "must name each dimension once", checked)
@@ -270,7 +266,8 @@ def _check_scope_id(scope_type: budgets.BudgetScope, scope_id: object) -> str:
         raise InvalidBudgetScope(f"scope_id of scope {scope_type}: {error}") from error
 
 
-def _too_many(count: int) -> InvalidInput:
-    return InvalidInput(
-        "dimensions", f"too_many_dimensions: limit={DIMENSIONS_MAX}, got={count}", count
-    )
+def _check_count(dimensions: Sized) -> None:
+    count = len(dimensions)
+    if count > DIMENSIONS_MAX:
+        problem = f"too_many_dimensions: limit={DIMENSIONS_MAX}, got={count}"
+        raise InvalidInput("dimensions", problem, count)

@@ -2,7 +2,7 @@
 
 A budget counts whole units by dimension: tokens, requests, micro-dollars. Each dimension may
 have a hard limit, which no report passes, and a soft one, which a report may pass with a warning.
-Work that cannot know beforehand what it will cost reserves first and settles afterwards.
+Work whose cost is unknown beforehand reserves first and settles afterwards.
 
 In every dimension of a strict budget, usage and reservations together stay within the hard
 limit; only lowering the limit can leave them above it. So a reservation that was granted can
@@ -28,26 +28,25 @@ from flowfabric.core.states import AttemptState, LifecyclePhase
 from flowfabric.errors import Corruption, InvalidInput
 
 AMOUNT_MAX: Final = 2**53 - 1
-"""The largest limit, amount and usage: every reader of JSON takes it for what it is."""
+"""The largest limit, amount and usage: every reader of JSON represents it exactly."""
 DIMENSIONS_COUNTED_MAX: Final = 256
 """Dimensions one budget counts, declared or not."""
 KEPT_MS: Final = 24 * 60 * 60 * 1_000
 """How long a report is recognised when it is repeated, and longer while its execution exists."""
 RESERVATION_CHECK_MS: Final = 60_000
-"""When a reservation is looked at whose lease does not say."""
+"""How often to check whether a reservation's attempt still holds its lease."""
 WAITING_CHECK_MS: Final = 2_000
-"""How long an attempt counts as waiting that found no room, until it is looked at."""
+"""How often to check whether an attempt that found no room still waits."""
 
 LOOKALIKE_RATIO: Final = 0.82
 """How alike two names look by difflib: more than `input_tokens` and `output_tokens` do."""
-NO_LOOKALIKES: Final[dict[str, str]] = {}
 
 Amounts = Mapping[str, int]
 NOTHING: Final[Amounts] = {}
 
 
 class BudgetScope(StrEnum):
-    """What a budget is for: all that this names is attached to it."""
+    """What a budget is for: every execution this names is attached to it."""
 
     EXECUTION = "execution"
     FLOW = "flow"
@@ -75,9 +74,9 @@ class OnHardLimit(StrEnum):
     REJECT = "reject"
     """Nothing."""
     FAIL = "fail"
-    """The execution that asked fails."""
+    """The execution whose request is refused fails."""
     CANCEL_PENDING = "cancel_pending"
-    """Whatever is attached to the budget and not running is cancelled."""
+    """Executions that are attached to the budget and not running are cancelled."""
     CANCEL_FLOW = "cancel_flow"
     """The flow that the budget is for is cancelled."""
 
@@ -125,7 +124,7 @@ class Budget(Record, frozen=True, kw_only=True):
     """What callers that found no room wait for. All five are JSON objects of amounts by dimension.
     """
     closed: bool = False
-    """Whether a hard limit is used up, or what is wanted does not fit: nothing attached starts."""
+    """A hard limit is used up, or what is wanted does not fit: nothing attached starts."""
     breach_count: int = 0
     soft_breach_count: int = 0
     last_breach_at_ms: int | None = None
@@ -135,13 +134,18 @@ class Budget(Record, frozen=True, kw_only=True):
     last_reset_at_ms: int | None = None
     next_reset_at_ms: int | None = None
     act_at_ms: int | None = None
-    """Since when something is to be cancelled because of a breach; null once it was."""
+    """Since when a breach has executions to cancel; null once they are cancelled."""
     created_at_ms: int
     updated_at_ms: int
 
+    @property
+    def strict(self) -> bool:
+        """Whether its hard limits hold."""
+        return self.enforcement_mode is EnforcementMode.STRICT
+
 
 class BudgetSpend(Record, frozen=True, kw_only=True):
-    """What one execution has spent of one budget in one period: it can be given back."""
+    """What one execution has spent of one budget in one period, and can give back."""
 
     table: ClassVar[str] = "budget_spend"
     key: ClassVar[tuple[str, ...]] = ("budget_id", "partition_key", "execution_id")
@@ -156,7 +160,7 @@ class BudgetSpend(Record, frozen=True, kw_only=True):
 
 
 class BudgetReport(Record, frozen=True, kw_only=True):
-    """A report that was applied, by its key: so that its repeat is not."""
+    """An applied report, by its key, so that a repeat is not applied again."""
 
     table: ClassVar[str] = "budget_report"
     key: ClassVar[tuple[str, ...]] = ("budget_id", "settles", "dedup_key")
@@ -166,12 +170,12 @@ class BudgetReport(Record, frozen=True, kw_only=True):
     """Whether the key is that of a reservation, which it has settled."""
     dedup_key: str
     outcome: str
-    """JSON: what the first report was answered."""
+    """JSON: the answer to the first report."""
     partition_key: int = 0
     execution_id: ids.ExecutionId | None = None
-    """Kept as long as it exists."""
+    """The report is kept as long as this execution exists."""
     lease_id: ids.LeaseId | None = None
-    """If its own attempt has settled it: the lease it did so under."""
+    """The lease under which its own attempt settled it, if it did."""
     applied_at_ms: int
     keep_until_ms: int
 
@@ -188,7 +192,7 @@ class BudgetReservation(Record, frozen=True, kw_only=True):
     execution_id: ids.ExecutionId
     lease_id: ids.LeaseId
     waits: bool = False
-    """There was no room: nothing is held, and the attempt waits until it is."""
+    """There was no room: nothing is held, and the attempt waits until there is."""
     amounts: str
     created_at_ms: int
     check_at_ms: int
@@ -204,7 +208,7 @@ class UsageCounted(Struct, frozen=True, kw_only=True, tag="Ok", omit_defaults=Tr
     undeclared: bool = False
     """The budget was not created: it counts, and limits nothing."""
     lookalikes: Mapping[str, str] = {}
-    """Dimensions that have no limit, with the one of nearly the same name that has."""
+    """Dimensions without a limit, each with the limited dimension of nearly the same name."""
 
 
 class SoftBreach(Struct, frozen=True, kw_only=True, tag="SoftBreach"):
@@ -270,21 +274,14 @@ def reached_namespace(budget: Budget) -> str:
 
 
 def fails(budget: Budget) -> bool:
-    """Whether an execution fails that is refused."""
-    return (
-        budget.on_hard_limit is OnHardLimit.FAIL
-        and budget.enforcement_mode is EnforcementMode.STRICT
-    )
+    """Whether an execution whose request is refused fails."""
+    return budget.on_hard_limit is OnHardLimit.FAIL and budget.strict
 
 
 def describe_closed(budget: Budget, now_ms: int) -> str:
     """Why nothing attached to a budget starts, in a few words with its numbers."""
     account = opened(budget)
-    full = [
-        name
-        for name, limit in sorted(account.hard.items())
-        if 0 < limit <= account.usage.get(name, 0)
-    ]
+    full = _used_up(account)
     over = _over(account, account.wanted)
     if full or over is None:
         numbers = [
@@ -314,7 +311,7 @@ def describe_breach(name: str, breach: HardBreach, amounts: Amounts) -> str:
 
 
 def describe_soft(name: str, breach: SoftBreach) -> str:
-    """The same of a limit that stops nothing."""
+    """The same for a limit that stops nothing."""
     return (
         f"budget {name} is above its limit: {breach.current_usage} {breach.dimension} used,"
         f" {breach.soft_limit} meant"
@@ -334,8 +331,8 @@ def settled_under(
 ) -> str:
     """The key under which a settlement counts.
 
-    Attempts of an execution reserve under the same name. One that was replaced, and still settles,
-    leaves what its successor holds or has settled alone: what it used counts beside that.
+    Attempts of an execution reserve under the same name. If a replaced attempt settles late, its
+    usage counts separately and leaves alone what its successor holds or has settled.
     """
     holder = held.lease_id if held is not None else report.lease_id if report is not None else None
     if lease_id is None or holder in (None, lease_id):
@@ -410,24 +407,27 @@ def posted(account: Account, now_ms: int) -> Budget:
 
 
 def is_closed(account: Account) -> bool:
-    """Whether a hard limit that holds is used up, or there is no room for who waits."""
-    if account.budget.enforcement_mode is not EnforcementMode.STRICT:
-        return False
-    used_up = any(0 < limit <= account.usage.get(name, 0) for name, limit in account.hard.items())
-    return used_up or is_short(account)
+    """Whether a hard limit that holds is used up, or callers wait for room."""
+    return account.budget.strict and (bool(_used_up(account)) or is_short(account))
 
 
 def is_short(account: Account) -> bool:
-    """Whether a caller waits for more than fits now, and it could fit one day."""
-    strict = account.budget.enforcement_mode is EnforcementMode.STRICT
-    short = strict and _over(account, account.wanted) is not None
-    return short and _hopeless(account, account.wanted) is None
+    """Whether a caller waits for more than fits now but within its limit."""
+    wanted = account.wanted
+    short = account.budget.strict and _over(account, wanted) is not None
+    return short and _hopeless(account, wanted) is None
+
+
+def _used_up(account: Account) -> list[str]:
+    """The dimensions whose hard limit is used up."""
+    limits = sorted(account.hard.items())
+    return [name for name, limit in limits if 0 < limit <= account.usage.get(name, 0)]
 
 
 def room(account: Account, dimension: str) -> int | None:
     """What is left of a dimension's hard limit; None where nothing limits it."""
     limit = account.hard.get(dimension, 0)
-    if limit == 0 or account.budget.enforcement_mode is not EnforcementMode.STRICT:
+    if limit == 0 or not account.budget.strict:
         return None
     taken = account.usage.get(dimension, 0) + account.reserved.get(dimension, 0)
     return max(0, limit - taken)
@@ -439,7 +439,7 @@ def room(account: Account, dimension: str) -> int | None:
 def report(account: Account, amounts: Amounts, now_ms: int) -> Posting[Counted | HardBreach]:
     """Count all amounts, or none if one of them would pass its hard limit."""
     over = _over(account, amounts)
-    if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
+    if over is not None and account.budget.strict:
         return Posting(_breached(account, over, now_ms), over)
     counted = structs.replace(account, usage=plus(account.usage, amounts))
     if over is not None:
@@ -455,14 +455,14 @@ def report(account: Account, amounts: Amounts, now_ms: int) -> Posting[Counted |
 def reserve(
     account: Account, held: Amounts, amounts: Amounts, now_ms: int, *, waits: bool = False
 ) -> Posting[Reserved | HardBreach]:
-    """Hold `amounts` instead of `held`, or leave all as it is.
+    """Hold `amounts` instead of `held`, or change nothing.
 
     A caller that `waits` causes no breach: nothing attached starts before there is room for it, or
-    for the smallest amount that is waited for. More than the limit is never waited for.
+    for the smallest amount that any caller waits for. Nobody waits for more than the limit.
     """
     without = structs.replace(account, reserved=_minus(account.reserved, held))
     over = _hopeless(without, amounts) or _over(without, amounts)
-    if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
+    if over is not None and account.budget.strict:
         if waits and not never_fits(over, amounts):
             least = amounts if not account.wanted else min(account.wanted, amounts, key=_size)
             return Posting(structs.replace(account, wanted=least), over)
@@ -479,14 +479,14 @@ def settle(
 ) -> Posting[Counted | HardBreach]:
     """Count `used` and free `held`.
 
-    What was held is counted in any case: it was promised. Where more was used than that, and
-    the rest would pass the limit, the budget is used up: as much of it counts as fits, and the
-    caller is told. Without anything held it is refused as a report would be.
+    Usage up to what was held always counts: it was promised. If more was used, and the rest would
+    pass the limit, as much of it counts as fits, and the caller gets the breach. If nothing was
+    held, it is refused as a report would be.
     """
     freed = structs.replace(account, reserved=_minus(account.reserved, held))
     beyond = {name: n for name, n in used.items() if n > held.get(name, 0)}
     over = _over(freed, beyond)
-    if over is not None and account.budget.enforcement_mode is EnforcementMode.STRICT:
+    if over is not None and account.budget.strict:
         fitting = _fitting(freed, held, used) if held else NOTHING
         counted = structs.replace(freed, usage=plus(freed.usage, fitting))
         refused = structs.replace(over, current_usage=counted.usage.get(over.dimension, 0))
@@ -497,7 +497,7 @@ def settle(
 
 
 def _fitting(freed: Account, held: Amounts, used: Amounts) -> dict[str, int]:
-    """What counts of an amount that passes a limit: what was held, and the room there is."""
+    """What counts of an amount that passes a limit: what was held, and what still fits."""
     fitting: dict[str, int] = {}
     for name, amount in used.items():
         left = room(freed, name)
@@ -507,13 +507,11 @@ def _fitting(freed: Account, held: Amounts, used: Amounts) -> dict[str, int]:
 
 def give_back(account: Account, spend: BudgetSpend | None) -> Account:
     """Take back what an execution has spent in this period. What it reported stays."""
-    if spend is None or spend.period != account.budget.reset_count:
-        return account
-    return structs.replace(account, usage=_minus(account.usage, decode_amounts(spend.amounts)))
+    return structs.replace(account, usage=_minus(account.usage, _spent(account, spend)))
 
 
 def free(account: Account, reservations: Sequence[BudgetReservation]) -> Account:
-    """The account without reservations whose attempts no longer go on, or no longer wait.
+    """The account without reservations whose attempts have ended, or no longer wait.
 
     Callers that wait for more ask again once there seems to be room.
     """
@@ -529,7 +527,7 @@ def free(account: Account, reservations: Sequence[BudgetReservation]) -> Account
 def still_waits(execution: Execution | None) -> bool:
     """Whether an attempt that found no room is set aside until there is.
 
-    One that runs asks again, or has given up.
+    A running attempt asks again, or has given up.
     """
     return (
         execution is not None
@@ -539,7 +537,7 @@ def still_waits(execution: Execution | None) -> bool:
 
 
 def reset(account: Account, now_ms: int) -> Account:
-    """Start a new period. The schedule stays where it is, however late or early this comes."""
+    """Start a new period. The schedule of resets stays, however late or early this one is."""
     budget = structs.replace(
         account.budget,
         reset_count=account.budget.reset_count + 1,
@@ -552,7 +550,7 @@ def reset(account: Account, now_ms: int) -> Account:
 
 
 def next_reset_ms(budget: Budget, now_ms: int) -> int | None:
-    """The first reset after `now_ms` of those the schedule has, which never drifts."""
+    """The schedule's first reset after `now_ms`; it never drifts."""
     if budget.reset_interval_ms == 0:
         return None
     if budget.next_reset_at_ms is None:
@@ -565,16 +563,19 @@ def next_reset_ms(budget: Budget, now_ms: int) -> int | None:
 def added_spend(
     spend: BudgetSpend | None, account: Account, amounts: Amounts, blank: BudgetSpend
 ) -> BudgetSpend:
-    """The ledger's row after a spend; what belongs to an earlier period is dropped."""
-    if spend is None or spend.period != account.budget.reset_count:
-        before = NOTHING
-    else:
-        before = decode_amounts(spend.amounts)
+    """The ledger's row after a spend; amounts of an earlier period are dropped."""
     return structs.replace(
         blank,
-        amounts=encode_amounts(plus(before, amounts)),
+        amounts=encode_amounts(plus(_spent(account, spend), amounts)),
         period=account.budget.reset_count,
     )
+
+
+def _spent(account: Account, spend: BudgetSpend | None) -> Amounts:
+    """What an execution has spent in this period."""
+    if spend is None or spend.period != account.budget.reset_count:
+        return NOTHING
+    return decode_amounts(spend.amounts)
 
 
 def _size(amounts: Amounts) -> tuple[int, ...]:
@@ -582,7 +583,7 @@ def _size(amounts: Amounts) -> tuple[int, ...]:
 
 
 def _hopeless(account: Account, amounts: Amounts) -> HardBreach | None:
-    """The first dimension, by name, of which more is asked for than its whole hard limit."""
+    """The first dimension, by name, whose amount is above its whole hard limit."""
     return _over(account, {name: n for name, n in amounts.items() if n > account.hard.get(name, 0)})
 
 
@@ -607,8 +608,8 @@ def _breached(account: Account, breach: HardBreach, now_ms: int) -> Account:
     before = account.budget
     acts = (
         before.on_hard_limit in CANCELLING
-        and before.enforcement_mode is EnforcementMode.STRICT
-        # What others hold they may give back.
+        and before.strict
+        # Others may give back what they hold.
         and breach.reserved == 0
     )
     budget = structs.replace(
@@ -640,22 +641,22 @@ def _judged(counted: Account, amounts: Amounts) -> Posting[Counted | HardBreach]
 
 
 def _lookalikes(account: Account, amounts: Amounts) -> dict[str, str]:
-    """The amounts that no limit applies to, though one of nearly the same name has one.
+    """The unlimited dimensions whose names look like that of a limited one.
 
-    Whatever a budget does not limit it counts, on purpose or by a slip of the keyboard.
+    A budget counts them too, whether they are meant or mistyped.
     """
     unlimited = [name for name in amounts if not (account.hard.get(name) or account.soft.get(name))]
     if not unlimited:
-        return NO_LOOKALIKES
+        return {}
     limits = (*account.hard.items(), *account.soft.items())
     limited = tuple(sorted({name for name, limit in limits if limit}))
-    found = {name: lookalike(name, limited) for name in unlimited}
-    return {name: other for name, other in found.items() if other}
+    alike = {name: lookalike(name, limited) for name in unlimited}
+    return {name: other for name, other in alike.items() if other}
 
 
 @lru_cache(maxsize=1_000)
 def lookalike(name: str, among: tuple[str, ...]) -> str:
-    """The one of these that a name was probably meant to be; empty if there is none."""
+    """The name that was probably meant; empty if there is none."""
     return next(iter(get_close_matches(name, among, 1, LOOKALIKE_RATIO)), "")
 
 

@@ -4,22 +4,41 @@ A handler that asks for a new step while stored steps of the same line are left 
 would run effects again or leave them out. Its execution is *blocked* instead: parked
 before anything runs, with nothing counted against it. It looks again by itself, less
 and less often, and at once when a worker starts that serves its kind, since that may
-bring code that fits. Or a person accepts the change: then the step it asked for may
-run, and the left-over steps no longer count.
+bring code that fits. Or a person accepts the change.
+
+What is accepted is a call as the code makes it: kind, name and number in its line. In its line,
+and in all branches like that:
+
+1. Such a call runs if it is new. What was stored when it was accepted and has not been asked for in
+   its line by then is given up: it blocks nothing, and returns what it stored if it is asked for
+   later. The same in every later run, where the call is found as it was stored.
+2. The call has changed the numbers of those after it. So what is stored of its name, from its
+   number on, goes to calls with the same arguments alone.
+3. A call whose step was given to another is not new, and does not run, whatever is accepted.
 """
 
+import re
+from collections.abc import Collection, Iterable
 from shlex import quote
-from typing import Final
+from typing import Final, NamedTuple
 
+from flowfabric.core import states
 from flowfabric.core.events import operator_event
+from flowfabric.core.journal import ROOT, Asked, Kept, siblings_name
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.parking import already_parked, park
 from flowfabric.core.records import Attempt, Execution, Step, StepKind
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked
 from flowfabric.core.situations import Situation, into
-from flowfabric.core.states import BlockingReason, LifecyclePhase, PublicState
 from flowfabric.core.steps import accepted_key
-from flowfabric.core.transitions import UNBLOCKED, Changes, Decision, Subject, Timing, change
+from flowfabric.core.transitions import (
+    UNBLOCKED,
+    Changes,
+    Decision,
+    Subject,
+    Timing,
+    change,
+)
 from flowfabric.errors import ExecutionNotEligible
 
 BLOCKED_BY_CODE: Final = "blocked_by_code"
@@ -28,6 +47,9 @@ DEPLOY: Final = "deploy code that fits"
 LOOK_AGAIN_MS: Final = 60_000
 """How long a blocked execution waits before it looks at the code again; each time twice that."""
 LOOK_AGAIN_MS_MAX: Final = 60 * 60 * 1_000
+
+_MARKED: Final = re.compile(r"([#~])(\d+)\+*$")
+"""The number at the end of what is accepted. If there is none, it is 1."""
 
 
 def decide_block(
@@ -44,7 +66,7 @@ def decide_block(
     `step_key` is the step that must not run, if it is one.
     """
     execution, attempt = subject.execution, subject.attempt
-    answer = Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
+    answer = Delayed(execution_id=execution.execution_id, public_state=states.PublicState.DELAYED)
     if already_parked(subject, fence, BLOCKED_BY_CODE):
         return Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms)
@@ -81,7 +103,9 @@ def is_blocked(execution: Execution) -> bool:
 
 def blocked_by_code(phase: object, reason: object) -> bool:
     """`is_blocked` where only a part of the execution was read."""
-    return phase == LifecyclePhase.RUNNABLE and reason == BlockingReason.WAITING_FOR_CODE
+    return (
+        phase == states.LifecyclePhase.RUNNABLE and reason == states.BlockingReason.WAITING_FOR_CODE
+    )
 
 
 def decide_release(subject: Subject, timing: Timing) -> Decision[Marked | AlreadySatisfied]:
@@ -102,9 +126,9 @@ def decide_accept(subject: Subject, accepted: Step | None, timing: Timing) -> De
     if blocked_on is None and is_blocked(execution):
         raise ExecutionNotEligible(
             f"{execution.execution_id} cannot be accepted: that allows changed steps to run, and"
-            f" changes nothing that is stored. {execution.blocking_detail}"
+            f" changes nothing that is stored. It is blocked: {execution.blocking_detail}"
         )
-    if blocked_on is None or execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+    if blocked_on is None or execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
         raise ExecutionNotEligible(
             f"{execution.called} is {execution.public_state}: only an execution that is"
             " blocked by changed steps can be told to accept them; `flowfabric why` tells what it"
@@ -126,3 +150,92 @@ def decide_accept(subject: Subject, accepted: Step | None, timing: Timing) -> De
         answer=answer,
         changes=Changes(inserts=(record,), updates=released.updates, events=(event,)),
     )
+
+
+# What was accepted, as a run meets it ------------------------------------------
+
+
+class _Accepted(NamedTuple):
+    mark: str
+    number: int
+    at_ms: int
+
+
+class Acceptances:
+    """What has been accepted of one run."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, list[_Accepted]] = {}
+        self._keys: set[str] = set()
+
+    def take_in(self, step: Step) -> None:
+        what = step.step_key.removeprefix(accepted_key(""))
+        marked = _MARKED.search(what)
+        name = what if marked is None else what[: marked.start()]
+        mark, number = ("#", "1") if marked is None else marked.groups()
+        found = self._by_name.setdefault(name, [])
+        found.append(_Accepted(mark, int(number), step.recorded_at_ms))
+        self._keys.add(what)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def name(self, line: str, call: Asked | Kept) -> str:
+        """What a person accepts who lets a call run: of another name each time."""
+        mark, number = _place(call)
+        name = siblings_name(line, call)
+        if (mark, number) != ("#", 1) or _MARKED.search(name) or name in self._keys:
+            name = f"{name}{mark}{number}"
+        while name in self._keys:
+            name += "+"
+        return name
+
+    def given_up(
+        self, line: str, call: Asked | Kept, stored: Step | None, steps: Iterable[Step]
+    ) -> Collection[str] | None:
+        """The keys of what is given up where a call is made, and is `stored` now.
+
+        None if the call is not accepted, or was stored before that.
+        """
+        if not self._by_name:
+            return None
+        accepted = self._by_name.get(siblings_name(line, call), ())
+        times = [each.at_ms for each in accepted if _lets_run(each, line, call, stored)]
+        if not times:
+            return None
+        return [step.step_key for step in steps if step.recorded_at_ms <= max(times)]
+
+    def only_equal(self, line: str, steps: Iterable[tuple[Kept, Step]]) -> Collection[str]:
+        """The keys of what is stored of a line and is for calls with the same arguments alone."""
+        return frozenset(
+            kept.key
+            for kept, step in steps
+            if kept.kind in (StepKind.CALL, StepKind.SUBMIT)
+            if any(
+                _shifts(each, kept, step)
+                for each in self._by_name.get(siblings_name(line, kept), ())
+            )
+        )
+
+
+def _lets_run(accepted: _Accepted, line: str, call: Asked | Kept, stored: Step | None) -> bool:
+    """Whether a call runs, or has run, because of what was accepted."""
+    if stored is not None and stored.recorded_at_ms < accepted.at_ms:
+        return False
+    mark, number = _place(call)
+    # Branches like this one may come to other numbers.
+    return line != ROOT or (mark, accepted.mark) != ("#", "#") or number >= accepted.number
+
+
+def _shifts(accepted: _Accepted, kept: Kept, step: Step) -> bool:
+    """Whether the number of a stored call means another call since then."""
+    mark, number = _place(kept)
+    is_before = step.recorded_at_ms <= accepted.at_ms
+    return accepted.mark == mark and number >= accepted.number > 0 and is_before
+
+
+def _place(call: Asked | Kept) -> tuple[str, int]:
+    """Where it comes in the order of the code; 0 if that is a matter of who comes first."""
+    if not call.parallel:
+        return "#", call.number
+    return "~", -call.after if call.after is not None and call.after < 0 else 0

@@ -8,8 +8,11 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
+
+from msgspec import Struct, structs
 
 from flowfabric.core import bounds
 from flowfabric.errors import InvalidCapabilities, InvalidInput, PayloadTooLarge
@@ -82,6 +85,13 @@ def _shown(character: str) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
+def and_more(shown: Iterable[str], count: int) -> str:
+    """Those that are shown of `count`, and how many more there are."""
+    names = list(shown)
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    return ", ".join(names) + more
+
+
 # Checks of plain input values: each refusal names the field, the limit and the value
 
 JSON: Final = "json"
@@ -130,6 +140,8 @@ def check_bool(field: str, value: object) -> bool:
 
 
 def check_choice(field: str, value: object, choices: type[Choice]) -> Choice:
+    if isinstance(value, choices):
+        return value
     if isinstance(value, str) and value in list(choices):
         return choices(value)
     raise InvalidInput(field, f"must be one of {', '.join(choices)}", value)
@@ -190,6 +202,15 @@ def check_optional_text(
     field: str, value: object, *, bytes_max: int = bounds.NAME_BYTES_MAX
 ) -> str | None:
     return None if value is None else check_text(field, value, bytes_max=bytes_max)
+
+
+def check_key(value: str | None) -> str | None:
+    """Refuse an empty idempotency key of a caller: it may be a variable that was never set."""
+    if value == "":
+        raise InvalidInput(
+            "idempotency_key", "must not be empty, which would make every call a new one", value
+        )
+    return value
 
 
 def check_bytes(field: str, value: object, bytes_max: int) -> bytes:
@@ -397,3 +418,69 @@ def split_misfit(message: str) -> tuple[str, str]:
 
 def uncapitalized(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
+
+
+# Members that JSON objects do not have: what there is instead, and which one was meant
+
+MEMBER_MAX_CHARS: Final = 64
+"""Longer names are not compared with others: that takes time, and no member has such a name."""
+COMPARED_MAX: Final = 16
+"""How many unknown members of one object are compared with those that it may have."""
+_UNKNOWN: Final = re.compile("unknown field `(.*)`$", re.DOTALL)
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one is probably a misspelling of."""
+    if len(name) > MEMBER_MAX_CHARS:
+        return None
+    return next(iter(get_close_matches(name, known, 1)), None)
+
+
+def instead(name: str, known: Sequence[str]) -> str:
+    """What an object may have instead of a member that it does not know."""
+    meant, there_are = closest(name, known), f"there are {', '.join(known)}"
+    return f"did you mean `{meant}`? T{there_are[1:]}" if meant else there_are
+
+
+def misspelt(given: Mapping[str, object], known: Sequence[str]) -> tuple[str, str] | None:
+    """A member that is unknown and looks like a known one, and what there is instead."""
+    unknown = [name for name in given if name not in known]
+    for name in unknown[:COMPARED_MAX]:
+        if closest(name, known):
+            return name, instead(name, known)
+    return None
+
+
+def explained(problem: str, place: str, kind: object) -> str:
+    """What msgspec says about a document of a kind, and for an unknown member what there is."""
+    found = _UNKNOWN.search(problem)
+    owner = _object_at(kind, place) if found else None
+    if found is None or owner is None:
+        return problem
+    return f"{problem}; {instead(found[1], list(_members(owner)))}"
+
+
+def _object_at(kind: object, place: str) -> type[Struct] | None:
+    """The record at a place such as `executions[3].policy`; none if it could be several."""
+    owner = _only_record(kind)
+    for step in place.split(".") if place else ():
+        if owner is None:
+            return None
+        owner = _only_record(_members(owner).get(step.partition("[")[0]))
+    return owner
+
+
+def _members(kind: type[Struct]) -> dict[str, object]:
+    return {each.encode_name: each.type for each in structs.fields(kind)}
+
+
+def _only_record(hint: object) -> type[Struct] | None:
+    found = set(_records(hint))
+    return found.pop() if len(found) == 1 else None
+
+
+def _records(hint: object) -> Iterable[type[Struct]]:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        yield hint
+    for each in get_args(hint):
+        yield from _records(each)

@@ -115,16 +115,16 @@ def is_satisfied(condition: Condition, signals: Sequence[SignalFacts]) -> bool:
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """How far a condition is."""
+    """How much of a condition is met."""
 
     came: int
     wanted: int
     left: tuple[str, ...]
-    """The names something is still missing for."""
+    """The names that still lack a signal."""
 
 
 def progress(condition: Condition, signals: Sequence[SignalFacts]) -> Progress:
-    """How many of the signals it wants have come, and what it still waits for."""
+    """How many of the wanted signals have arrived, and which names still lack one."""
     came = wanted = 0
     left: dict[str, None] = {}
     for leaf in leaves(condition):
@@ -219,8 +219,8 @@ def referenced_waitpoint_keys(condition: Condition) -> tuple[WaitpointKey, ...]:
 
 
 def ranks_of(condition: Condition) -> dict[str, int]:
-    """Where each signal stands in the condition, by its name; a waitpoint that takes any name
-    stands for its own."""
+    """The position of each signal name in the condition; a waitpoint that takes any name counts
+    under its key."""
     names = (name for leaf in leaves(condition) for name in _names_of(leaf))
     return {name: rank for rank, name in enumerate(dict.fromkeys(names))}
 
@@ -405,7 +405,7 @@ def parse_condition(text: str | bytes) -> Condition:
 
 
 def stored_condition(text: str) -> Condition:
-    """The same for a condition we stored ourselves."""
+    """Read a condition that we stored: one that does not decode is corrupt."""
     try:
         return parse_condition(text)
     except InvalidInput as error:

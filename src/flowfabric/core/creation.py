@@ -9,22 +9,12 @@ execution in every lane as long as that execution exists.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, TypedDict
+from typing import Final
 
 from msgspec import Struct, structs
 
+from flowfabric.core import checks, ids, states
 from flowfabric.core.bounds import IDEMPOTENCY_KEY_BYTES_MAX
-from flowfabric.core.checks import (
-    INSTANCE_TAG_KEY,
-    check_bool,
-    check_int,
-    check_optional_int,
-    check_optional_text,
-    check_optional_time,
-    check_required,
-    check_tags,
-    check_text,
-)
 from flowfabric.core.executions import clamp_priority
 from flowfabric.core.gates import (
     NO_GATES,
@@ -36,34 +26,8 @@ from flowfabric.core.gates import (
     check_uses,
     gate_ids_of,
 )
-from flowfabric.core.ids import (
-    INDEX_MAX,
-    ExecutionId,
-    LaneId,
-    Namespace,
-    PartitionConfig,
-    check_own_partition,
-    check_partition,
-    fitted,
-    own_execution_id,
-    parse_any_id,
-    parse_execution_kind,
-    parse_lane_id,
-    parse_namespace,
-    parse_own_id,
-    partition_of,
-    solo_execution_id,
-)
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
 from flowfabric.core.records import Execution, ExecutionTag, IdempotencyGuard
-from flowfabric.core.states import (
-    AttemptState,
-    BlockingReason,
-    EligibilityState,
-    LifecyclePhase,
-    OwnershipState,
-    PublicState,
-)
 from flowfabric.core.transitions import DEFAULT_KEEP, Keep, keep_of, with_derived
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 
@@ -145,8 +109,8 @@ class Terms(Struct, frozen=True, kw_only=True):
     Many requests share one: those of a task that are submitted with the same options.
     """
 
-    namespace: Namespace
-    lane_id: LaneId
+    namespace: ids.Namespace
+    lane_id: ids.LaneId
     execution_kind: str
     required_capabilities: tuple[str, ...]
     payload_encoding: str | None
@@ -177,14 +141,14 @@ class Terms(Struct, frozen=True, kw_only=True):
 
     @property
     def instance_tag(self) -> str | None:
-        return self.tags.get(INSTANCE_TAG_KEY)
+        return self.tags.get(checks.INSTANCE_TAG_KEY)
 
 
 class Checked(Struct, frozen=True, kw_only=True, gc=False):
     """A request with every field valid and every default filled in."""
 
     terms: Terms
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     payload: bytes
     id_is_new: bool = False
     """Whether it was generated for this request, so that nobody else can have it."""
@@ -193,7 +157,7 @@ class Checked(Struct, frozen=True, kw_only=True, gc=False):
     idempotency_key: str | None = None
     strict: bool = False
     fingerprint: bytes = b""
-    parent_execution_id: ExecutionId | None = None
+    parent_execution_id: ids.ExecutionId | None = None
 
 
 def check_terms(request: NewExecution, keep: Keep = DEFAULT_KEEP) -> Terms:
@@ -205,62 +169,48 @@ def check_terms(request: NewExecution, keep: Keep = DEFAULT_KEEP) -> Terms:
     delay_until_ms = request.delay_until_ms
     if delay_until_ms is None and request.delay_ms is None:
         delay_until_ms = policy.delay_until
-    return Terms(
-        namespace=parse_namespace(request.namespace),
-        lane_id=parse_lane_id(request.lane_id),
-        execution_kind=parse_execution_kind(request.execution_kind),
+    terms = Terms(
+        namespace=ids.parse_namespace(request.namespace),
+        lane_id=ids.parse_lane_id(request.lane_id),
+        execution_kind=ids.parse_execution_kind(request.execution_kind),
         required_capabilities=()
         if routing is None
-        else check_required(routing.required_capabilities),
-        payload_encoding=check_optional_text("payload_encoding", request.payload_encoding),
+        else checks.check_required(routing.required_capabilities),
+        payload_encoding=checks.check_optional_text("payload_encoding", request.payload_encoding),
         priority=clamp_priority(policy.priority if request.priority is None else request.priority),
-        creator_identity=check_text("creator_identity", request.creator_identity),
+        creator_identity=checks.check_text("creator_identity", request.creator_identity),
         idempotency_ttl_ms=policy.dedup_window_ms,
-        tags=check_tags(request.tags),
+        tags=checks.check_tags(request.tags),
         policy="{}" if request.policy is None else encode_policy(policy),
         attempt_timeout_ms=None if timeout is None else timeout.attempt_timeout_ms,
         retention_ms=kept.completed_ms,
         retention_failed_ms=kept.failed_ms,
-        delay_until_ms=check_optional_time("delay_until_ms", delay_until_ms),
-        delay_ms=check_optional_int("delay_ms", request.delay_ms, 0, DURATION_MAX_MS),
-        deadline_at_ms=check_optional_time(
+        delay_until_ms=checks.check_optional_time("delay_until_ms", delay_until_ms),
+        delay_ms=checks.check_optional_int("delay_ms", request.delay_ms, 0, DURATION_MAX_MS),
+        deadline_at_ms=checks.check_optional_time(
             "execution_deadline_at_ms", request.execution_deadline_at_ms
         ),
         deadline_after_ms=None if timeout is None else timeout.execution_deadline_ms,
-        **_gate_terms(request, policy),
     )
-
-
-class GateTerms(TypedDict, total=False):
-    gates: tuple[GateName, ...]
-    gate_ids: str
-    limits: tuple[DeclaredLimit, ...]
-
-
-def _gate_terms(request: NewExecution, policy: ExecutionPolicy) -> GateTerms:
-    """The gates and limits that were asked for, and those that the policy names."""
     named = [
         *(GateName(GateOwner.BUDGET, each) for each in policy.budget_ids),
         *(GateName(GateOwner.QUOTA, q.quota_policy_id, q.key) for q in policy.quota_policies),
     ]
     if request.gates == () and request.limits == () and not named:
-        return {}
-    return gate_terms((*check_gates(request.gates), *named), check_uses(request.limits))
-
-
-def gate_terms(gates: Iterable[GateName], uses: Iterable[LimitUse]) -> GateTerms:
-    """What terms say about the limits of an execution."""
-    passed = check_gates({*gates, *(each.gate for each in uses)})
-    return {
-        "gates": passed,
-        "gate_ids": gate_ids_of(passed),
-        "limits": tuple({each.limit.quota_policy_id: each.limit for each in uses}.values()),
-    }
+        return terms
+    terms = structs.replace(terms, gates=(*check_gates(request.gates), *named))
+    return with_limits(terms, check_uses(request.limits))
 
 
 def with_limits(terms: Terms, uses: Iterable[LimitUse]) -> Terms:
     """The same terms under limits."""
-    return structs.replace(terms, **gate_terms(terms.gates, uses))
+    passed = check_gates({*terms.gates, *(each.gate for each in uses)})
+    return structs.replace(
+        terms,
+        gates=passed,
+        gate_ids=gate_ids_of(passed),
+        limits=tuple({each.limit.quota_policy_id: each.limit for each in uses}.values()),
+    )
 
 
 def check_new(
@@ -268,65 +218,70 @@ def check_new(
     terms: Terms,
     payload: bytes,
     *,
-    asked: bytes,
+    plain_payload: bytes,
     new_uuid: str,
-    partitions: PartitionConfig,
+    partitions: ids.PartitionConfig,
 ) -> Checked:
     """Raise on the first of the fields that is wrong which requests do not share.
 
-    `payload` is what to store for what was `asked`. `new_uuid` is used if the caller names no id.
+    `payload` is what to store for the `plain_payload` of the caller, and `new_uuid` is the id
+    of a request that names none.
     """
-    own_id = None if request.execution_id is None else parse_own_id(request.execution_id)
+    own_id = None if request.execution_id is None else ids.parse_own_id(request.execution_id)
     key = request.idempotency_key
     return Checked(
         terms=terms,
         execution_id=_check_id(request, terms.namespace, own_id, new_uuid, partitions),
         payload=payload,
         id_is_new=request.execution_id is None,
-        id_is_chosen=check_bool("id_is_chosen", request.id_is_chosen) or own_id is not None,
+        id_is_chosen=checks.check_bool("id_is_chosen", request.id_is_chosen) or own_id is not None,
         own_id=own_id,
-        idempotency_key=check_optional_text(
+        idempotency_key=checks.check_optional_text(
             "idempotency_key", key, bytes_max=IDEMPOTENCY_KEY_BYTES_MAX
         )
         or None,
-        strict=check_bool("strict", request.strict),
-        fingerprint=fingerprint(terms.lane_id, terms.execution_kind, asked)
+        strict=checks.check_bool("strict", request.strict),
+        fingerprint=fingerprint(terms.lane_id, terms.execution_kind, plain_payload)
         if key or request.strict
         else b"",
         parent_execution_id=None
         if request.parent_execution_id is None
-        else parse_any_id(request.parent_execution_id, partitions, "parent_execution_id"),
+        else ids.parse_any_id(request.parent_execution_id, partitions, "parent_execution_id"),
     )
 
 
 def _check_id(
     request: NewExecution,
-    namespace: Namespace,
+    namespace: ids.Namespace,
     own_id: str | None,
     new_uuid: str,
-    partitions: PartitionConfig,
-) -> ExecutionId:
+    partitions: ids.PartitionConfig,
+) -> ids.ExecutionId:
     if own_id is not None:
-        execution_id = own_execution_id(namespace, own_id, partitions)
+        execution_id = ids.own_execution_id(namespace, own_id, partitions)
     elif request.execution_id is None:
         return _made_id(request.partition_id, new_uuid, partitions)
     else:
-        execution_id = parse_any_id(request.execution_id, partitions)
-        check_partition(partition_of(execution_id), partitions)
+        execution_id = ids.parse_any_id(request.execution_id, partitions)
+        ids.check_partition(ids.partition_of(execution_id), partitions)
         if request.id_is_chosen:
-            check_own_partition(execution_id, partitions)
-    if request.partition_id not in (None, partition_of(execution_id)):
+            ids.check_own_partition(execution_id, partitions)
+    if request.partition_id not in (None, ids.partition_of(execution_id)):
         raise InvalidInput(
             "partition_id", f"differs from that of {execution_id}", request.partition_id
         )
     return execution_id
 
 
-def _made_id(partition_id: int | None, uuid: str, partitions: PartitionConfig) -> ExecutionId:
+def _made_id(
+    partition_id: int | None, uuid: str, partitions: ids.PartitionConfig
+) -> ids.ExecutionId:
     if partition_id is not None:
-        check_partition(check_int("partition_id", partition_id, 0, INDEX_MAX), partitions)
-        uuid = fitted(uuid, partition_id, partitions)
-    return solo_execution_id(uuid, partitions)
+        ids.check_partition(
+            checks.check_int("partition_id", partition_id, 0, ids.INDEX_MAX), partitions
+        )
+        uuid = ids.fitted(uuid, partition_id, partitions)
+    return ids.solo_execution_id(uuid, partitions)
 
 
 def fingerprint(lane_id: str, execution_kind: str, payload: bytes) -> bytes:
@@ -340,6 +295,22 @@ def check_repeat(checked: Checked, namespace: str) -> None:
     if namespace != checked.terms.namespace:
         raise IdempotencyConflict(
             f"execution id {checked.execution_id} is taken; give another, or none"
+        )
+
+
+def of_another_task(wanted_kind: str, kind: str) -> str:
+    """What is wrong with an id that names a run of a `kind`, if that is another task than that of
+    the kind that was wanted. Versions of a task share their ids."""
+    wanted, has = checks.split_kind(wanted_kind)[0], checks.split_kind(kind)[0]
+    return "" if wanted == has else f"belongs to a run of task {has!r}, not of {wanted!r}"
+
+
+def check_same_task(checked: Checked, known: Execution) -> None:
+    """Raise when what has the chosen id is a run of another task."""
+    problem = of_another_task(checked.terms.execution_kind, known.execution_kind)
+    if checked.id_is_chosen and problem:
+        raise IdempotencyConflict(
+            f"execution id {checked.own_id or checked.execution_id} {problem}; give another id"
         )
 
 
@@ -368,7 +339,7 @@ def check_id_agrees(checked: Checked, known: Execution) -> None:
 def check_strict(checked: Checked, known: Execution, plain: Callable[[bytes], bytes]) -> None:
     """Raise when a strict request has the id of something else.
 
-    `plain` gives what was asked for from what is stored.
+    `plain` gives the payload of a request from the one that is stored.
     """
     payload = plain(known.payload)
     if checked.fingerprint != fingerprint(known.lane_id, known.execution_kind, payload):
@@ -378,7 +349,7 @@ def check_strict(checked: Checked, known: Execution, plain: Callable[[bytes], by
         )
 
 
-def check_parent(checked: Checked, namespaces: Mapping[ExecutionId, str]) -> None:
+def check_parent(checked: Checked, namespaces: Mapping[ids.ExecutionId, str]) -> None:
     """Raise when the parent is in another namespace; one that is gone may be anywhere."""
     parent = checked.parent_execution_id
     own = checked.terms.namespace
@@ -395,7 +366,7 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
         deadline_at_ms = now_ms + terms.deadline_after_ms
     return with_derived(
         Execution(
-            partition_key=partition_of(checked.execution_id),
+            partition_key=ids.partition_of(checked.execution_id),
             execution_id=checked.execution_id,
             own_id=checked.own_id,
             namespace=terms.namespace,
@@ -407,17 +378,17 @@ def new_execution(checked: Checked, route_id: int, now_ms: int) -> Execution:
             idempotency_key=checked.idempotency_key,
             parent_execution_id=checked.parent_execution_id,
             instance_tag=terms.instance_tag,
-            lifecycle_phase=LifecyclePhase.RUNNABLE,
-            ownership_state=OwnershipState.UNOWNED,
-            eligibility_state=EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
+            lifecycle_phase=states.LifecyclePhase.RUNNABLE,
+            ownership_state=states.OwnershipState.UNOWNED,
+            eligibility_state=states.EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
             if delayed
-            else EligibilityState.ELIGIBLE_NOW,
-            blocking_reason=BlockingReason.WAITING_FOR_DELAY
+            else states.EligibilityState.ELIGIBLE_NOW,
+            blocking_reason=states.BlockingReason.WAITING_FOR_DELAY
             if delayed
-            else BlockingReason.WAITING_FOR_WORKER,
+            else states.BlockingReason.WAITING_FOR_WORKER,
             blocking_detail=f"delayed until {delay_until_ms}" if delayed else "",
-            attempt_state=AttemptState.PENDING_FIRST_ATTEMPT,
-            public_state=PublicState.WAITING,
+            attempt_state=states.AttemptState.PENDING_FIRST_ATTEMPT,
+            public_state=states.PublicState.WAITING,
             ready=False,
             created_at_ms=now_ms,
             last_transition_at_ms=now_ms,
@@ -438,7 +409,7 @@ def like_new(alike: Execution, checked: Checked) -> Execution:
     """What `new_execution` makes of another request with the same terms at the same time."""
     return structs.replace(
         alike,
-        partition_key=partition_of(checked.execution_id),
+        partition_key=ids.partition_of(checked.execution_id),
         execution_id=checked.execution_id,
         payload=checked.payload,
         own_id=checked.own_id,

@@ -1,27 +1,18 @@
-"""Why an execution is not running, and whether anything will ever move it.
+"""Why an execution is not running: one sentence for people, and the same as data."""
 
-An execution that has not ended is ready, leased, or waits for exactly one thing that is sure
-to come or can be sent: a time, a waitpoint, a join, a child, a queued cancellation, or a gate
-that an operator opens. One that has none of these would wait for ever, and so would
-those that wait for each other in a ring. A ready one's join holds, and claims find it
-by its route. A row goes with what it belongs to.
-
-Operations keep it so; the audit looks whether they did, on any database.
-"""
-
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from shlex import quote
 from typing import Final
 
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import split_kind
+from flowfabric.core.checks import and_more, split_kind
 from flowfabric.core.conditions import Progress
 from flowfabric.core.flow_joins import needed_count, resolved_count
-from flowfabric.core.flow_records import EdgeGroup, GroupState
+from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.gates import GateFacts
-from flowfabric.core.ids import ExecutionId
+from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.leases import lease_is_dead
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Execution, FailedStep, Lane
@@ -35,6 +26,9 @@ from flowfabric.core.states import (
     PublicState,
 )
 from flowfabric.errors import Corruption
+
+Detail = dict[str, str | int | None]
+"""An explanation as data."""
 
 # What an execution with an open join waits for, in words and as data, at the time of reading
 
@@ -74,7 +68,7 @@ class JoinFacts(Struct, frozen=True, kw_only=True):
         left = f"; {self.unresolved} not resolved: {self._named()}" if self.upstreams else ""
         return f"It waits for {what} to succeed, {group.succeeded} so far{left}."
 
-    def detail(self) -> dict[str, str | int | None]:
+    def detail(self) -> Detail:
         return {
             "dependencies": self.group.staged,
             "needed": needed_count(self.group),
@@ -85,20 +79,17 @@ class JoinFacts(Struct, frozen=True, kw_only=True):
 
     def remark(self) -> str:
         """For lists: who has not ended yet."""
-        more = self.unresolved - len(self.upstreams)
-        named = ", ".join(each.name for each in self.upstreams)
-        rest = f" and {more} more" if more > 0 else ""
-        return f"{self.group.succeeded} of {needed_count(self.group)}: still {named}{rest}"
+        named = and_more([each.name for each in self.upstreams], self.unresolved)
+        return f"{self.group.succeeded} of {needed_count(self.group)}: still {named}"
 
     def _named(self) -> str:
-        named = ", ".join(
+        named = [
             f"{each.name} {each.execution_id}"
             f" ({'blocked by changed code' if each.blocked else each.public_state}"
             f"{': replay it too' if each.over else ''})"
             for each in self.upstreams
-        )
-        more = self.unresolved - len(self.upstreams)
-        return named + (f" and {more} more" if more > 0 else "")
+        ]
+        return and_more(named, self.unresolved)
 
 
 # Why an execution is not running: one sentence, and the same as data --------
@@ -128,7 +119,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     sentence: str
     remark: str = ""
     """The same in a few words, for lists."""
-    detail: dict[str, str | int | None] = {}
+    detail: Detail = {}
     needs_somebody: bool = False
     """It waits until somebody acts: starts a worker, opens its lane, deploys other code."""
 
@@ -236,7 +227,7 @@ def _keeping(kept: Mapping[str, int]) -> str:
     return f" {kept_for} for its next waits: {each}."
 
 
-Reason = tuple[Cause, str, dict[str, str | int | None]]
+Reason = tuple[Cause, str, Detail]
 
 
 def _reason(execution: Execution, around: Surroundings) -> Reason:
@@ -323,14 +314,15 @@ def _ended(execution: Execution, around: Surroundings) -> Reason:
     why = why or execution.cancellation_reason or ""
     because = f": {why}" if why else ""
     where, detail = _failed_at(around.failed_step)
-    sentence = f"It has ended as {execution.public_state}{where}{because}."
+    was = "was " if execution.public_state is PublicState.CANCELLED else ""
+    sentence = f"It {was}{execution.public_state}{where}{because}."
     return Cause.ENDED, sentence, {"completed_at_ms": execution.completed_at_ms} | detail
 
 
-def _failed_at(step: FailedStep | None) -> tuple[str, dict[str, str | int | None]]:
+def _failed_at(step: FailedStep | None) -> tuple[str, Detail]:
     if step is None:
         return "", {}
-    detail: dict[str, str | int | None] = {
+    detail: Detail = {
         "failed_step": step.name,
         "failed_step_key": step.step_key,
     }
@@ -339,7 +331,7 @@ def _failed_at(step: FailedStep | None) -> tuple[str, dict[str, str | int | None
 
 def _running(execution: Execution, around: Surroundings) -> Reason:
     now_ms = around.now_ms
-    detail: dict[str, str | int | None] = {
+    detail: Detail = {
         "worker_instance_id": execution.worker_instance_id,
         "lease_expires_at_ms": execution.lease_expires_at_ms,
     }
@@ -384,7 +376,7 @@ def _delayed(execution: Execution, around: Surroundings) -> Reason:
     return Cause.NO_WORKER if nobody else Cause.DELAYED, sentence, detail | failed
 
 
-def _blocking(execution: Execution) -> dict[str, str | int | None]:
+def _blocking(execution: Execution) -> Detail:
     return {
         "blocking_reason": execution.blocking_reason,
         "blocking_detail": execution.blocking_detail,
@@ -397,7 +389,7 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
         resume = f"flowfabric lanes resume {quote(execution.lane_id)}"
         sentence = f"Its lane {execution.lane_id!r} is {lane_state}: resume the lane ({resume})."
         return Cause.LANE_CLOSED, sentence, {"lane_id": execution.lane_id, "state": lane_state}
-    detail: dict[str, str | int | None] = {
+    detail: Detail = {
         "lane_id": execution.lane_id,
         "execution_kind": execution.execution_kind,
         "required_capabilities": ",".join(around.required),
@@ -414,9 +406,7 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
     )
 
 
-def _limited(
-    execution: Execution, around: Surroundings, detail: dict[str, str | int | None]
-) -> Reason | None:
+def _limited(execution: Execution, around: Surroundings, detail: Detail) -> Reason | None:
     """That a limit holds it up, with the numbers."""
     for each in around.gates:
         obstacle = each.obstacle(around.now_ms, resumes=resumes(execution))
@@ -425,7 +415,7 @@ def _limited(
         ahead = "many" if around.ahead is None else str(around.ahead)
         what = "" if each.limit is None else f" its limit {each.limit!r}:"
         gate = each.state.gate
-        numbers: dict[str, str | int | None] = {
+        numbers: Detail = {
             "limit": each.limit,
             "key": gate.gate_key,
             "running": each.state.in_use,
@@ -491,207 +481,36 @@ def held_up_by_limits(execution: Execution, facts: Iterable[GateFacts], now_ms: 
     return execution
 
 
-RING_NAMED_MAX = 3
-"""How many of those that wait for each other a complaint names."""
+# What an execution waits for through others, and when whoever waits is told of it again
+
+Gist = tuple[str, ...]
 
 
-class Circumstances(Struct, frozen=True, kw_only=True):
-    """The part of an execution that says what will move it. Columns of `audit_executions.sql`."""
-
-    lifecycle_phase: LifecyclePhase
-    ownership_state: OwnershipState
-    eligibility_state: EligibilityState
-    ready: bool
-    cancel_requested: bool
-    in_flow: bool
-    flow_exists: bool
-    route_exists: bool = True
-    """Claims find it: they go by routes."""
-    delay_until_ms: int | None = None
-    granted_until_ms: int | None = None
-    lease_expires_at_ms: int | None = None
-    retain_until_ms: int | None = None
-    suspended: bool = False
-    """It has an open suspension."""
-    suspension_due_ms: int | None = None
-    open_waitpoints: int = 0
-    granted: bool = False
-    """There is a grant, which time will end."""
-    group_state: GroupState | None = None
-    group_staged: int = 0
-    join_pending: bool = False
-    """What the execution itself knows about its join."""
-    join_moves: bool = False
-    """Something will resolve one of the edges into it, or it waits for more of them."""
-    awaits_child: bool = False
-    """It waits for an execution that has not ended, or whose end is being dispatched."""
-    cancel_queued: bool = False
+def awaits_others(execution: Execution) -> bool:
+    """Whether the end of an execution that it has asked for would move it."""
+    return (
+        execution.awaits_child
+        and not execution.ready
+        and execution.lifecycle_phase is LifecyclePhase.RUNNABLE
+    )
 
 
-class Mover(StrEnum):
-    """What will move an execution on."""
-
-    READY = "ready"
-    LEASE = "lease"
-    DUE_TIME = "due_time"
-    WAITPOINT = "waitpoint"
-    JOIN = "join"
-    CHILD = "child"
-    CANCELLATION = "cancellation"
-    GATE = "gate"
+def held_up_by(why: Explanation, other: Explanation) -> Explanation:
+    """Why an execution waits, if that is until somebody acts on another one."""
+    called = other.own_id or uuid_of(other.execution_id)
+    return structs.replace(
+        why,
+        sentence=f"{why.sentence} About {called}: {other.sentence}",
+        detail=why.detail | {"held_up_by": other.execution_id, "held_up_cause": other.cause},
+        needs_somebody=True,
+    )
 
 
-class Wrong(StrEnum):
-    """What an audit can find."""
-
-    UNOWNED = "unowned"
-    JOIN_OPEN = "join_open"
-    JOIN_MISREAD = "join_misread"
-    MISCOUNTED = "miscounted"
-    FLOW_GONE = "flow_gone"
-    ROUTE_GONE = "route_gone"
-    KEPT_FOR_EVER = "kept_for_ever"
-    STRAY = "stray"
-    RING = "ring"
-
-
-ADVICE = {
-    Wrong.UNOWNED: "nothing will move it: cancel it, and replay it if it is still wanted",
-    Wrong.JOIN_OPEN: "a worker may run it before what it waits for: pause its lane, and cancel it",
-    Wrong.JOIN_MISREAD: "it does not know how its join stands: cancel it, and replay it if wanted",
-    Wrong.MISCOUNTED: "counts of its flow or join are wrong: see project_flow_summary",
-    Wrong.FLOW_GONE: "its flow is gone: cancel it if it has not ended",
-    Wrong.ROUTE_GONE: "no worker finds it, nor after a replay: cancel it and submit it again",
-    Wrong.KEPT_FOR_EVER: "it has ended and will never be deleted: replay and cancel it",
-    Wrong.STRAY: "it belongs to an execution that is gone, and can be deleted",
-    Wrong.RING: "nothing will move it: cancel one of those that wait for each other",
-}
-
-
-class Complaint(Struct, frozen=True, kw_only=True):
-    """One inconsistency."""
-
-    wrong: Wrong
-    execution_id: ExecutionId
-    detail: str
-
-    @property
-    def advice(self) -> str:
-        return ADVICE[self.wrong]
-
-
-class AuditPage(Struct, frozen=True, kw_only=True):
-    complaints: tuple[Complaint, ...]
-    cursor: str | None
-    """Where the next page begins; none after the last."""
-
-
-_GATES = (
-    EligibilityState.BLOCKED_BY_BUDGET,
-    EligibilityState.BLOCKED_BY_QUOTA,
-    EligibilityState.BLOCKED_BY_ROUTE,
-    EligibilityState.BLOCKED_BY_LANE_STATE,
-    EligibilityState.BLOCKED_BY_OPERATOR,
-)
-
-
-def mover(about: Circumstances) -> Mover | None:
-    """What will move an execution that has not ended; None if nothing will."""
-    if about.cancel_requested:
-        return Mover.CANCELLATION if about.cancel_queued else None
-    if about.ready:
-        return Mover.READY
-    if about.granted_until_ms is not None:
-        return Mover.DUE_TIME if about.granted else None
-    match about.lifecycle_phase:
-        case LifecyclePhase.ACTIVE if about.ownership_state is OwnershipState.LEASED:
-            return None if about.lease_expires_at_ms is None else Mover.LEASE
-        case LifecyclePhase.ACTIVE:
-            return Mover.JOIN if join_is_open(about) and about.join_moves else None
-        case LifecyclePhase.SUSPENDED:
-            awaited = about.suspension_due_ms is not None or about.open_waitpoints > 0
-            return Mover.WAITPOINT if about.suspended and awaited else None
-        case LifecyclePhase.RUNNABLE:
-            return _blocked_mover(about)
-        case _:
-            return None
-
-
-def _blocked_mover(about: Circumstances) -> Mover | None:
-    state = about.eligibility_state
-    if state is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME:
-        return None if about.delay_until_ms is None else Mover.DUE_TIME
-    if state is EligibilityState.BLOCKED_BY_DEPENDENCIES:
-        if about.awaits_child:
-            return Mover.CHILD
-        return Mover.JOIN if join_is_open(about) and about.join_moves else None
-    return Mover.GATE if state in _GATES else None
-
-
-Waits = Mapping[ExecutionId, Collection[ExecutionId]]
-"""What executions wait for that only the end of these will move."""
-
-
-def rings(waits: Waits) -> dict[ExecutionId, tuple[ExecutionId, ...]]:
-    """Executions that wait for themselves through others, and the shortest such ring.
-
-    An execution is woken by the first end among those it waits for. So it is stuck only if all of
-    them are; one that is not in `waits` is not stuck.
-    """
-    stuck = dict(waits)
-    while free := [each for each in stuck if not all(other in stuck for other in stuck[each])]:
-        for each in free:
-            del stuck[each]
-    ways = {each: _way_back(each, stuck) for each in sorted(stuck)}
-    return {each: way for each, way in ways.items() if way}
-
-
-def _way_back(start: ExecutionId, waits: Waits) -> tuple[ExecutionId, ...]:
-    """From what `start` waits for up to itself; empty if there is no way."""
-    came_from: dict[ExecutionId, ExecutionId] = {}
-    frontier = [start]
-    while frontier and start not in came_from:
-        following: list[ExecutionId] = []
-        for each in frontier:
-            for other in sorted(waits[each]):
-                if other not in came_from:
-                    came_from[other] = each
-                    following.append(other)
-        frontier = following
-    if start not in came_from:
-        return ()
-    way = [start]
-    while (before := came_from[way[-1]]) != start:
-        way.append(before)
-    return tuple(reversed(way))
-
-
-def ring_complaint(execution_id: ExecutionId, way: Sequence[ExecutionId]) -> Complaint:
-    others = way[:-1]
-    named = ", ".join(others[:RING_NAMED_MAX])
-    more = f" and {len(others) - RING_NAMED_MAX} more" if len(others) > RING_NAMED_MAX else ""
-    by = f" by way of {named}{more}" if others else ""
-    return Complaint(wrong=Wrong.RING, execution_id=execution_id, detail=f"it waits for itself{by}")
-
-
-def join_is_open(about: Circumstances) -> bool:
-    """Whether a join with edges still waits for one of its upstreams."""
-    return about.group_staged > 0 and about.group_state is GroupState.PENDING
-
-
-def wrongs(about: Circumstances) -> list[Wrong]:
-    """Everything that must not be about one execution."""
-    found: list[Wrong] = [] if about.route_exists else [Wrong.ROUTE_GONE]
-    if about.lifecycle_phase is LifecyclePhase.TERMINAL:
-        kept = about.retain_until_ms is None and not (about.in_flow and about.flow_exists)
-        return [*found, Wrong.KEPT_FOR_EVER] if kept else found
-    if about.in_flow and not about.flow_exists:
-        found.append(Wrong.FLOW_GONE)
-    if mover(about) is None:
-        found.append(Wrong.UNOWNED)
-    if about.ready and join_is_open(about):
-        found.append(Wrong.JOIN_OPEN)
-    # A member about to be cancelled no longer learns how its join went.
-    if about.join_pending != join_is_open(about) and not about.cancel_requested:
-        found.append(Wrong.JOIN_MISREAD)
-    return found
+def gist(why: Explanation) -> Gist:
+    """What of an explanation is news when it changes: not the time that passes, nor the queue."""
+    lasting = {
+        name: value
+        for name, value in why.detail.items()
+        if name != "ahead" and not name.endswith("_ms")
+    }
+    return (why.cause, *(f"{name}={value}" for name, value in sorted(lasting.items())))

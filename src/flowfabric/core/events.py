@@ -14,21 +14,7 @@ from typing import Final, TypedDict, Unpack
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core.checks import (
-    check_choice,
-    check_name,
-    check_tag_key,
-    check_tag_value,
-    optional,
-)
-from flowfabric.core.ids import (
-    ExecutionId,
-    FlowId,
-    LeaseId,
-    Namespace,
-    WorkerInstanceId,
-    parse_namespace,
-)
+from flowfabric.core import checks, ids
 from flowfabric.core.records import Execution, SignalEffect
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.errors import Corruption, HistoryChanged, InvalidInput
@@ -44,8 +30,8 @@ class EventCategory(StrEnum):
 
 
 def check_category(category: str | None) -> EventCategory | None:
-    """One that a reader asks for; None is all of them."""
-    return None if category is None else check_choice("category", category, EventCategory)
+    """Check the category a reader wants; None stands for all."""
+    return None if category is None else checks.check_choice("category", category, EventCategory)
 
 
 class LeaseEventType(StrEnum):
@@ -66,17 +52,17 @@ class Event(Struct, frozen=True, kw_only=True):
     category: EventCategory
     event_type: str
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     """Of a budget's event: the budget's id, spelled as one."""
-    flow_id: FlowId | None = None
-    lease_id: LeaseId | None = None
+    flow_id: ids.FlowId | None = None
+    lease_id: ids.LeaseId | None = None
     lease_epoch: int | None = None
     attempt_index: int | None = None
-    worker_instance_id: WorkerInstanceId | None = None
+    worker_instance_id: ids.WorkerInstanceId | None = None
     reason: str | None = None
     details: str | None = None
     """JSON text, for the few events that carry more than a reason."""
-    namespace: Namespace
+    namespace: ids.Namespace
     instance_tag: str | None = None
     occurred_at_ms: int
 
@@ -88,10 +74,10 @@ class StoredEvent(Event, frozen=True, kw_only=True):
 class EventFields(TypedDict, total=False):
     """What only some events about an execution carry."""
 
-    lease_id: LeaseId | None
+    lease_id: ids.LeaseId | None
     lease_epoch: int
     attempt_index: int
-    worker_instance_id: WorkerInstanceId | None
+    worker_instance_id: ids.WorkerInstanceId | None
     reason: str | None
     details: str
 
@@ -213,7 +199,7 @@ class CursorSurroundings(Struct, frozen=True):
 
 
 class LogEnd(Struct, frozen=True, kw_only=True):
-    """Where a reader begins that wants what is committed from now on.
+    """Where a reader of future commits begins.
 
     Numbers are handed out before their events are committed: one that is missing may still be
     filled. So reading begins before the first of those, and what was there already is left out.
@@ -255,7 +241,8 @@ def read_cursor(given: object) -> Cursor:
 
 
 def is_of_this_history(cursor: Cursor, around: CursorSurroundings) -> bool:
-    """Whether the log may have been read up to here. That retention deleted it says nothing."""
+    """Whether the cursor stands in this log's history; deletion by retention does not count
+    against it."""
     if cursor.event_id == 0 or around.last_id is None or around.first_id is None:
         return True
     if around.found is not None:
@@ -316,7 +303,7 @@ def check_scanner_filter(only: object) -> ScannerFilter:
     if not isinstance(only, ScannerFilter):
         raise InvalidInput("only", "must be a ScannerFilter", only)
     return ScannerFilter(
-        namespace=optional(parse_namespace, only.namespace),
+        namespace=checks.optional(ids.parse_namespace, only.namespace),
         tag=None if only.tag is None else _check_tag(only.tag),
     )
 
@@ -326,7 +313,7 @@ class EventFilter(Struct, frozen=True, kw_only=True):
 
     namespace: str | None = None
     category: EventCategory | None = None
-    execution_id: ExecutionId | None = None
+    execution_id: ids.ExecutionId | None = None
     kind: str | None = None
     """Of the execution: a task's name, in any version, or in one (`mail@2`)."""
     tag: tuple[str, str] | None = None
@@ -350,15 +337,15 @@ def check_filter(
     *,
     namespace: object,
     category: str | None,
-    execution_id: ExecutionId | None,
+    execution_id: ids.ExecutionId | None,
     kind: object,
     tag: object,
 ) -> EventFilter:
     return EventFilter(
-        namespace=optional(parse_namespace, namespace),
+        namespace=checks.optional(ids.parse_namespace, namespace),
         category=check_category(category),
         execution_id=execution_id,
-        kind=None if kind is None else check_name("kind", kind),
+        kind=None if kind is None else checks.check_name("kind", kind),
         tag=None if tag is None else _check_tag(tag),
     )
 
@@ -367,8 +354,8 @@ def _check_tag(tag: object) -> tuple[str, str]:
     if not isinstance(tag, tuple | list) or len(tag) != 2:
         raise InvalidInput("tag", "must be a key and a value", tag)
     key, value = tag
-    name = check_tag_key(key)
-    return name, check_tag_value(name, value)
+    name = checks.check_tag_key(key)
+    return name, checks.check_tag_value(name, value)
 
 
 # Typed events ---------------------------------------------------------------------------
@@ -390,14 +377,14 @@ class DeliveryEffect(StrEnum):
 
 class TypedEvent(Struct, frozen=True, kw_only=True):
     cursor: str
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     at_ms: int
 
 
 class CompletionEvent(TypedEvent, frozen=True, kw_only=True):
     """An execution has ended."""
 
-    flow_id: FlowId | None
+    flow_id: ids.FlowId | None
     outcome: str
     """One of `CompletionOutcome`."""
 

@@ -7,6 +7,7 @@ fence, and gets the same answer with nothing written.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -305,7 +306,7 @@ def expire(
 # on an active execution it must show the epoch it believes in.
 
 
-class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+class CancelRequest(Struct, frozen=True, kw_only=True):
     reason: str
     source: str = OPERATOR_OVERRIDE
     lease_id: str | None = None
@@ -471,45 +472,36 @@ def decide_replay(
     )
 
 
+_FORGOTTEN: Final = (
+    "current_attempt_id", "completed_at_ms", "final_lease_id", "final_worker_id",
+    "final_worker_instance_id", "retain_until_ms", "delay_until_ms", "progress_pct",
+    "progress_message", "progress_updated_at_ms", "result", "result_encoding", "failure_reason",
+    "cancellation_reason", "cancelled_by", "next_input", "next_input_encoding",
+)  # fmt: skip
+"""What a replayed execution no longer has."""
+
+
 def _replayed(
     execution: Execution, reason: str | None, requested_by: str | None, now_ms: int
 ) -> dict[str, transitions.Field]:
     had_attempt = execution.total_attempt_count > 0
     return {
+        **dict.fromkeys(_FORGOTTEN),
         **into(Situation.WAITING),
         "terminal_outcome": TerminalOutcome.NONE,
         "attempt_state": AttemptState.PENDING_REPLAY_ATTEMPT,
         # The old holder must not be able to act on the new life of the execution.
         "lease_epoch": execution.lease_epoch + 1,
-        "current_attempt_id": None,
         "retry_count": 0,
         "lease_reclaim_count": 0,
         "worker_deaths": 0,
         "replay_count": execution.replay_count + 1,
-        "completed_at_ms": None,
-        "final_lease_id": None,
-        "final_worker_id": None,
-        "final_worker_instance_id": None,
-        "retain_until_ms": None,
-        "delay_until_ms": None,
-        "progress_pct": None,
-        "progress_message": None,
-        "progress_updated_at_ms": None,
         "deadline_at_ms": _rearmed_deadline(execution, now_ms),
-        "result": None,
-        "result_encoding": None,
-        "failure_reason": None,
-        "cancellation_reason": None,
-        "cancelled_by": None,
         "cancel_requested": False,
         "join_pending": False,
-        "next_input": None,
-        "next_input_encoding": None,
         "pending_replay_reason": reason,
         "pending_replay_requested_by": requested_by,
-        "pending_previous_attempt_index": (
-            execution.current_attempt_index if had_attempt else None
-        ),
+        "pending_previous_attempt_index": execution.current_attempt_index if had_attempt else None,
     }
 
 

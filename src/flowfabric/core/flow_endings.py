@@ -7,17 +7,29 @@ skipped because what it waits for can no longer happen.
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
 
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import flow_records, transitions
+from flowfabric.core import transitions
 from flowfabric.core.bounds import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
 from flowfabric.core.checks import check_choice, check_int
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import decide_replay
 from flowfabric.core.flow_joins import count_endings, count_outcome, is_spared, new_group
+from flowfabric.core.flow_records import (
+    CancellationPolicy,
+    CompletionDispatch,
+    DependencyState,
+    Edge,
+    EdgeGroup,
+    ExecutionInput,
+    FlowAudit,
+    FlowRecord,
+    FlowState,
+    GroupState,
+    PendingCancel,
+)
 from flowfabric.core.ids import FIRST_UUID, ExecutionId, make_execution_id, next_uuid
 from flowfabric.core.records import Execution
 from flowfabric.core.results import FlowCancelled, PartiallyCancelled, Replayed, SiblingCancelAction
@@ -45,25 +57,25 @@ class Ending(Struct, frozen=True, kw_only=True):
     result_encoding: str | None = None
 
 
-def counts(edge: flow_records.Edge, ending: Ending) -> bool:
+def counts(edge: Edge, ending: Ending) -> bool:
     """Whether an ending is news to an open edge, and not from before its downstream's replay."""
     return (
-        edge.dep_state is flow_records.DependencyState.UNSATISFIED
+        edge.dep_state is DependencyState.UNSATISFIED
         and ending.replay_count >= edge.counts_from_replay
     )
 
 
 class Resolution(Struct, frozen=True, kw_only=True):
-    edges: tuple[flow_records.Edge, ...]
-    groups: tuple[flow_records.EdgeGroup, ...]
-    fired: tuple[flow_records.EdgeGroup, ...]
+    edges: tuple[Edge, ...]
+    groups: tuple[EdgeGroup, ...]
+    fired: tuple[EdgeGroup, ...]
     """The `groups` that fired now."""
-    inputs: tuple[flow_records.ExecutionInput, ...]
+    inputs: tuple[ExecutionInput, ...]
 
 
 def resolve_edges(
-    edges: Iterable[flow_records.Edge],
-    groups: Mapping[ExecutionId, flow_records.EdgeGroup],
+    edges: Iterable[Edge],
+    groups: Mapping[ExecutionId, EdgeGroup],
     endings: Mapping[ExecutionId, Ending],
     now_ms: int,
 ) -> Resolution:
@@ -72,22 +84,25 @@ def resolve_edges(
     An ending from before the downstream's replay resolves nothing.
     """
     current = dict(groups)
-    resolved: list[flow_records.Edge] = []
-    inputs: list[flow_records.ExecutionInput] = []
+    resolved: list[Edge] = []
+    inputs: list[ExecutionInput] = []
     for edge in edges:
         ending = endings[edge.upstream_id]
         if not counts(edge, ending):
             continue
         before = current[edge.downstream_id]
         current[edge.downstream_id] = count_outcome(before, ending.outcome, now_ms)
-        after = _resolved(edge, ending.outcome, now_ms)
-        resolved.append(after)
+        satisfied = ending.outcome is TerminalOutcome.SUCCESS
+        state = DependencyState.SATISFIED if satisfied else DependencyState.IMPOSSIBLE
+        resolved.append(
+            structs.replace(
+                edge, dep_state=state, resolved_at_ms=now_ms, resolved_outcome=ending.outcome
+            )
+        )
         # Kept for a join that can no longer hold, too: a replay may open it again.
-        if (
-            after.dep_state is flow_records.DependencyState.SATISFIED
-            and before.group_state is not flow_records.GroupState.SATISFIED
-        ):
-            inputs += _input(after, ending)
+        passes = satisfied and edge.data_passing_ref
+        if passes and before.group_state is not GroupState.SATISFIED:
+            inputs.append(_input(edge, ending, now_ms))
     changed = tuple(group for key, group in current.items() if group is not groups[key])
     return Resolution(
         edges=tuple(resolved),
@@ -101,33 +116,16 @@ def resolve_edges(
     )
 
 
-def _resolved(edge: flow_records.Edge, outcome: TerminalOutcome, now_ms: int) -> flow_records.Edge:
-    satisfied = outcome is TerminalOutcome.SUCCESS
-    return structs.replace(
-        edge,
-        dep_state=flow_records.DependencyState.SATISFIED
-        if satisfied
-        else flow_records.DependencyState.IMPOSSIBLE,
+def _input(edge: Edge, ending: Ending, now_ms: int) -> ExecutionInput:
+    return ExecutionInput(
+        partition_key=edge.partition_key,
+        execution_id=edge.downstream_id,
+        edge_id=edge.edge_id,
+        name=edge.data_passing_ref,
+        value=ending.result,
+        value_encoding=ending.result_encoding,
+        replaces_payload=edge.replaces_payload,
         resolved_at_ms=now_ms,
-        resolved_outcome=outcome,
-    )
-
-
-def _input(edge: flow_records.Edge, ending: Ending) -> tuple[flow_records.ExecutionInput, ...]:
-    if not edge.data_passing_ref:
-        return ()
-    assert edge.resolved_at_ms is not None
-    return (
-        flow_records.ExecutionInput(
-            partition_key=edge.partition_key,
-            execution_id=edge.downstream_id,
-            edge_id=edge.edge_id,
-            name=edge.data_passing_ref,
-            value=ending.result,
-            value_encoding=ending.result_encoding,
-            replaces_payload=edge.replaces_payload,
-            resolved_at_ms=edge.resolved_at_ms,
-        ),
     )
 
 
@@ -142,18 +140,12 @@ def waits_for_worker(execution: Execution) -> bool:
     )
 
 
-def holds_back(group: flow_records.EdgeGroup | None) -> bool:
+def holds_back(group: EdgeGroup | None) -> bool:
     """Whether a join keeps its downstream from running. One without edges does not."""
-    return (
-        group is not None
-        and group.staged > 0
-        and group.group_state is not flow_records.GroupState.SATISFIED
-    )
+    return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
 
 
-def block(
-    execution: Execution, group: flow_records.EdgeGroup, now_ms: int
-) -> tuple[Execution, flow_records.EdgeGroup]:
+def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Execution, EdgeGroup]:
     """Have the execution wait for its join, from now on or once it waits for a worker again.
 
     What holds it back until then is kept in the group, unless it is a child it awaits.
@@ -175,8 +167,8 @@ def block(
 
 def release(
     subject: transitions.Subject,
-    group: flow_records.EdgeGroup,
-    inputs: Sequence[flow_records.ExecutionInput],
+    group: EdgeGroup,
+    inputs: Sequence[ExecutionInput],
     timing: transitions.Timing,
     inputs_bytes_max: int,
 ) -> transitions.Changes:
@@ -188,21 +180,27 @@ def release(
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
         return transitions.NO_CHANGES
-    if group.group_state is flow_records.GroupState.IMPOSSIBLE:
-        return _skip(subject, timing)
+    if group.group_state is GroupState.IMPOSSIBLE:
+        return _end(subject, TerminalOutcome.SKIPPED, DEPENDENCY_IMPOSSIBLE, timing)
     size = sum(len(each.value or b"") for each in inputs)
     if size > inputs_bytes_max:
-        return _refuse_inputs(subject, size, inputs_bytes_max, timing)
+        return _end(
+            subject,
+            TerminalOutcome.FAILED,
+            INPUTS_TOO_LARGE,
+            timing,
+            failure_reason=f"{INPUTS_TOO_LARGE}: the results of its dependencies are {size} bytes"
+            f" together, at most {inputs_bytes_max} are passed on; have them keep it elsewhere and"
+            " return where",
+        )
     fields = _unblocked(execution, group, timing.now_ms) | _payload(inputs)
     return transitions.Changes(
         updates=(transitions.change(execution, timing.now_ms, **fields, join_pending=False),)
     )
 
 
-def _unblocked(
-    execution: Execution, group: flow_records.EdgeGroup, now_ms: int
-) -> dict[str, transitions.Field]:
-    """What becomes of the block by the join: what held the execution back before, or nothing."""
+def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, transitions.Field]:
+    """The columns once the join no longer blocks: what held it back before, if anything."""
     if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
         return {}
     prior = group.prior_eligibility
@@ -217,7 +215,7 @@ def _unblocked(
     }
 
 
-def _payload(inputs: Sequence[flow_records.ExecutionInput]) -> dict[str, transitions.Field]:
+def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, transitions.Field]:
     """The newest result that is meant to, as the new input payload."""
     passed = [each for each in inputs if each.replaces_payload and each.value is not None]
     if not passed:
@@ -226,39 +224,23 @@ def _payload(inputs: Sequence[flow_records.ExecutionInput]) -> dict[str, transit
     return {"next_input": newest.value, "next_input_encoding": newest.value_encoding}
 
 
-def _skip(subject: transitions.Subject, timing: transitions.Timing) -> transitions.Changes:
-    return transitions.finish(
-        subject,
-        TerminalOutcome.SKIPPED,
-        timing.now_ms,
-        attempt_end=AttemptLifecycle.ENDED_CANCELLED,
-        reason=DEPENDENCY_IMPOSSIBLE,
-        attempt_failure=DEPENDENCY_IMPOSSIBLE,
-        fields=_fenced(subject),
-    )
-
-
-def _fenced(subject: transitions.Subject) -> dict[str, transitions.Field]:
-    """Its worker is fenced at once."""
-    return {"lease_epoch": subject.execution.lease_epoch + 1}
-
-
-def _refuse_inputs(
-    subject: transitions.Subject, size: int, bytes_max: int, timing: transitions.Timing
+def _end(
+    subject: transitions.Subject,
+    outcome: TerminalOutcome,
+    reason: str,
+    timing: transitions.Timing,
+    **fields: transitions.Field,
 ) -> transitions.Changes:
+    """End an execution that cannot run any more; a worker that has it is fenced at once."""
+    failed = outcome is TerminalOutcome.FAILED
     return transitions.finish(
         subject,
-        TerminalOutcome.FAILED,
+        outcome,
         timing.now_ms,
-        attempt_end=AttemptLifecycle.ENDED_FAILURE,
-        reason=INPUTS_TOO_LARGE,
-        attempt_failure=INPUTS_TOO_LARGE,
-        fields={
-            **_fenced(subject),
-            "failure_reason": f"{INPUTS_TOO_LARGE}: the results of its dependencies are {size}"
-            f" bytes together, at most {bytes_max} are passed on; have them keep it elsewhere and"
-            " return where",
-        },
+        attempt_end=AttemptLifecycle.ENDED_FAILURE if failed else AttemptLifecycle.ENDED_CANCELLED,
+        reason=reason,
+        attempt_failure=reason,
+        fields={"lease_epoch": subject.execution.lease_epoch + 1, **fields},
     )
 
 
@@ -275,12 +257,12 @@ RETRY_MS_MAX = 60_000
 RETRY_DOUBLINGS_MAX = 6
 """How long to leave a member alone whose cancellation failed: twice as long each time."""
 
-_ALIASES = {"cancel_flow_only": flow_records.CancellationPolicy.FLOW_ONLY}
+_ALIASES = {"cancel_flow_only": CancellationPolicy.FLOW_ONLY}
 
 _REACH = {
-    flow_records.CancellationPolicy.FLOW_ONLY: 0,
-    flow_records.CancellationPolicy.CANCEL_PENDING: 1,
-    flow_records.CancellationPolicy.CANCEL_ALL: 2,
+    CancellationPolicy.FLOW_ONLY: 0,
+    CancellationPolicy.CANCEL_PENDING: 1,
+    CancellationPolicy.CANCEL_ALL: 2,
 }
 
 
@@ -301,9 +283,9 @@ class WaitIndefinite(Struct, frozen=True, tag=True):
 CancelWait = NoWait | WaitTimeout | WaitIndefinite
 
 
-def check_cancellation_policy(policy: object) -> flow_records.CancellationPolicy:
+def check_cancellation_policy(policy: object) -> CancellationPolicy:
     return _ALIASES.get(str(policy)) or check_choice(
-        "cancellation_policy", policy, flow_records.CancellationPolicy
+        "cancellation_policy", policy, CancellationPolicy
     )
 
 
@@ -328,20 +310,20 @@ def wait_ms(wait: object) -> int | None:
             raise InvalidInput("wait", "must be NoWait, WaitTimeout or WaitIndefinite", wait)
 
 
-def repeats_cancel(flow: flow_records.FlowRecord, policy: flow_records.CancellationPolicy) -> bool:
+def repeats_cancel(flow: FlowRecord, policy: CancellationPolicy) -> bool:
     """Whether the flow was cancelled before, and its members at least as far as `policy` goes."""
     decided = flow.cancellation_policy
     return decided is not None and _REACH[policy] <= _REACH[decided]
 
 
 def cancelled_flow(
-    flow: flow_records.FlowRecord, policy: flow_records.CancellationPolicy, reason: str, now_ms: int
-) -> flow_records.FlowRecord:
-    """The flow closed. One that is closed stays so since then, and is cancelled further."""
+    flow: FlowRecord, policy: CancellationPolicy, reason: str, now_ms: int
+) -> FlowRecord:
+    """The flow, closed. A flow closed before keeps its closing time and is cancelled further."""
     first = flow.cancelled_at_ms is None
     return structs.replace(
         flow,
-        public_flow_state=flow_records.FlowState.CANCELLED,
+        public_flow_state=FlowState.CANCELLED,
         cancelled_at_ms=now_ms if first else flow.cancelled_at_ms,
         cancel_reason=reason or flow.cancel_reason or "",
         cancellation_policy=policy,
@@ -351,7 +333,7 @@ def cancelled_flow(
     )
 
 
-def flow_cancel_event(flow: flow_records.FlowRecord, member_count: int, now_ms: int) -> Event:
+def flow_cancel_event(flow: FlowRecord, member_count: int, now_ms: int) -> Event:
     """Operators' log. An event about a whole flow carries the flow's uuid as its subject."""
     details: dict[str, str | int | None] = {
         "flow_id": flow.flow_id,
@@ -371,15 +353,13 @@ def flow_cancel_event(flow: flow_records.FlowRecord, member_count: int, now_ms: 
     )
 
 
-def postponed(row: flow_records.PendingCancel, now_ms: int) -> flow_records.PendingCancel:
+def postponed(row: PendingCancel, now_ms: int) -> PendingCancel:
     """The row after cancelling its member failed; it waits longer each time."""
     pause_ms = min(RETRY_MS_MAX, RETRY_MS_MIN << min(row.attempts, RETRY_DOUBLINGS_MAX))
     return structs.replace(row, attempts=row.attempts + 1, due_at_ms=now_ms + pause_ms)
 
 
-def reconciled(
-    group: flow_records.EdgeGroup | None, queued: int, unended: int
-) -> SiblingCancelAction:
+def reconciled(group: EdgeGroup | None, queued: int, unended: int) -> SiblingCancelAction:
     """What happens to upstreams queued because a join no longer needs them."""
     if not queued:
         return SiblingCancelAction.NO_OP
@@ -404,59 +384,62 @@ def all_but(
 
 # Running ended flow members again -------------------------------------------
 
-NO_PRIOR: Final[Mapping[str, None]] = MappingProxyType(
+
+NO_PRIOR = MappingProxyType(
     {"prior_eligibility": None, "prior_blocking_reason": None, "prior_blocking_detail": None}
 )
 """A replayed execution was held back by nothing before."""
 
 
-class Reopened(Struct, frozen=True, kw_only=True):
-    """A join as it waits again."""
+class ReplayedJoin(Struct, frozen=True, kw_only=True):
+    """The join of a member that is replayed: open again, or satisfied as before."""
 
-    group: flow_records.EdgeGroup
-    edges: tuple[flow_records.Edge, ...]
-    """Edges that wait again; those that were satisfied stay so."""
+    group: EdgeGroup
+    reopened: tuple[Edge, ...] | None = None
+    """Edges that wait again. None when the join stays satisfied and passes its inputs on again."""
+    succeeded: Mapping[ExecutionId, Ending] = {}
+    """Upstreams of those edges that count at once."""
+    inputs: Sequence[ExecutionInput] = ()
 
 
-def check_replayable(flow: flow_records.FlowRecord) -> None:
-    if flow.public_flow_state is flow_records.FlowState.CANCELLED:
+def check_replayable(flow: FlowRecord) -> None:
+    if flow.public_flow_state is FlowState.CANCELLED:
         raise FlowAlreadyTerminal(f"flow {flow.flow_id} is cancelled: its members stay as they are")
 
 
 def reopen(
-    group: flow_records.EdgeGroup,
-    edges: Sequence[flow_records.Edge],
-    endings: Mapping[ExecutionId, Ending],
-) -> Reopened:
+    group: EdgeGroup, edges: Sequence[Edge], endings: Mapping[ExecutionId, Ending]
+) -> ReplayedJoin:
     """Forget the failures of the join's upstreams, dispatched or not; what they do next counts."""
-    satisfied = sum(edge.dep_state is flow_records.DependencyState.SATISFIED for edge in edges)
-    return Reopened(
+    waiting = [edge for edge in edges if edge.dep_state is not DependencyState.SATISFIED]
+    return ReplayedJoin(
         group=structs.replace(
             group,
-            succeeded=satisfied,
+            succeeded=len(edges) - len(waiting),
             failed=0,
             skipped=0,
-            group_state=flow_records.GroupState.PENDING,
+            group_state=GroupState.PENDING,
             fired_at_ms=None,
             cancel_reason=None,
             **NO_PRIOR,
         ),
-        edges=tuple(
-            _reopened(edge, endings.get(edge.upstream_id))
-            for edge in edges
-            if edge.dep_state is not flow_records.DependencyState.SATISFIED
-        ),
+        reopened=tuple(_reopened(edge, endings.get(edge.upstream_id)) for edge in waiting),
+        succeeded={
+            upstream: ending
+            for upstream, ending in endings.items()
+            if ending.outcome is TerminalOutcome.SUCCESS
+        },
     )
 
 
-def _reopened(edge: flow_records.Edge, ending: Ending | None) -> flow_records.Edge:
+def _reopened(edge: Edge, ending: Ending | None) -> Edge:
     """The edge as it waits for the upstream's next life, or for this one if that may succeed."""
     counts_from_replay = edge.counts_from_replay
     if ending is not None and ending.outcome is not TerminalOutcome.SUCCESS:
         counts_from_replay = ending.replay_count + 1
     return structs.replace(
         edge,
-        dep_state=flow_records.DependencyState.UNSATISFIED,
+        dep_state=DependencyState.UNSATISFIED,
         resolved_at_ms=None,
         resolved_outcome=None,
         counts_from_replay=counts_from_replay,
@@ -464,10 +447,8 @@ def _reopened(edge: flow_records.Edge, ending: Ending | None) -> flow_records.Ed
 
 
 def uncount(
-    flow: flow_records.FlowRecord,
-    execution: Execution,
-    untold: flow_records.CompletionDispatch | None,
-) -> flow_records.FlowRecord:
+    flow: FlowRecord, execution: Execution, untold: CompletionDispatch | None
+) -> FlowRecord:
     """The flow after an ended member was replayed; an ending that was not dispatched was not
     counted.
     """
@@ -478,66 +459,40 @@ def uncount(
     return count_endings(flow, [outcome], by=-1, spared=int(spared))
 
 
-class MemberJoin(Struct, frozen=True, kw_only=True):
-    """What a member's edges mean to its replay."""
-
-    group: flow_records.EdgeGroup
-    reopened: Reopened | None
-    """None when the join was satisfied: it stays so, and its inputs are passed on again."""
-    inputs: tuple[flow_records.ExecutionInput, ...] = ()
-    inputs_bytes_max: int
-
-
 def decide_member_replay(
     subject: transitions.Subject,
-    joined: MemberJoin | None,
+    join: ReplayedJoin | None,
     reason: str | None,
     requested_by: str | None,
     timing: transitions.Timing,
+    *,
+    inputs_bytes_max: int,
 ) -> transitions.Decision[Replayed]:
     """Like any replay, but a member with dependencies goes through its join again."""
     decision = decide_replay(subject, reason, requested_by, timing)
-    if joined is None:
+    if join is None:
         return decision
-    after = decision.changes.updates[0]
-    assert isinstance(after, Execution)
-    if joined.reopened is not None:
-        return _wait_again(subject, after, joined.reopened, decision, timing)
-    group = structs.replace(joined.group, **NO_PRIOR)
-    held, group = block(after, group, timing.now_ms)
-    released = release(
-        structs.replace(subject, execution=held),
-        group,
-        joined.inputs,
-        timing,
-        joined.inputs_bytes_max,
-    )
+    replayed, *others = decision.changes.updates
+    assert isinstance(replayed, Execution)
+    held, group = block(replayed, structs.replace(join.group, **NO_PRIOR), timing.now_ms)
+    if join.reopened is not None:
+        (event,) = decision.changes.events
+        skipped = subject.execution.terminal_outcome is TerminalOutcome.SKIPPED
+        details = {"branch": "skipped_flow_member" if skipped else "normal", "groups_reset": 1}
+        changes = transitions.Changes(
+            updates=(held, *others, group, *join.reopened),
+            events=(structs.replace(event, details=msgspec.json.encode(details).decode()),),
+        )
+        return transitions.Decision(
+            answer=Replayed(public_state=held.public_state), changes=changes
+        )
+    waiting = structs.replace(subject, execution=held)
+    released = release(waiting, group, join.inputs, timing, inputs_bytes_max)
     free = released.updates[0]
     assert isinstance(free, Execution)
     return transitions.Decision(
         answer=Replayed(public_state=free.public_state),
         changes=transitions.combine([decision.changes, released]),
-    )
-
-
-def _wait_again(
-    subject: transitions.Subject,
-    after: Execution,
-    reopened: Reopened,
-    decision: transitions.Decision[Replayed],
-    timing: transitions.Timing,
-) -> transitions.Decision[Replayed]:
-    waiting, group = block(after, reopened.group, timing.now_ms)
-    (event,) = decision.changes.events
-    skipped = subject.execution.terminal_outcome is TerminalOutcome.SKIPPED
-    details = {"branch": "skipped_flow_member" if skipped else "normal", "groups_reset": 1}
-    detailed = structs.replace(event, details=msgspec.json.encode(details).decode())
-    return transitions.Decision(
-        answer=Replayed(public_state=waiting.public_state),
-        changes=transitions.Changes(
-            updates=(waiting, *decision.changes.updates[1:], group, *reopened.edges),
-            events=(detailed,),
-        ),
     )
 
 
@@ -549,11 +504,8 @@ def _wait_again(
 
 
 def next_audit(
-    audit: flow_records.FlowAudit,
-    last: tuple[str, str] | None,
-    last_waiter: str | None,
-    now_ms: int,
-) -> flow_records.FlowAudit:
+    audit: FlowAudit, last: tuple[str, str] | None, last_waiter: str | None, now_ms: int
+) -> FlowAudit:
     """The audit after it has looked at members up to `last`; none when there are no more.
 
     Likewise for those who wait.
@@ -576,9 +528,7 @@ def _following(flow_id: str, execution_id: str) -> tuple[str, str]:
     return next_uuid(flow_id) or FIRST_UUID, FIRST_UUID
 
 
-def overlooked(
-    flow: flow_records.FlowRecord, execution: Execution, group: flow_records.EdgeGroup | None
-) -> flow_records.EdgeGroup | None:
+def overlooked(flow: FlowRecord, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:
     """The fired group of an execution that waits although nothing holds it back; none if it does.
 
     An execution without a group, or with one that has no edges, waits for nothing. One that
@@ -588,23 +538,20 @@ def overlooked(
         return None
     if not execution.join_pending and held_by(execution) is not Hold.JOIN:
         return None
-    if group is not None and group.group_state is flow_records.GroupState.IMPOSSIBLE:
+    if group is not None and group.group_state is GroupState.IMPOSSIBLE:
         return group
     if holds_back(group):
         return None
     return structs.replace(
-        group or new_group(flow, execution.execution_id),
-        group_state=flow_records.GroupState.SATISFIED,
+        group or new_group(flow, execution.execution_id), group_state=GroupState.SATISFIED
     )
 
 
-def requeued(
-    flow: flow_records.FlowRecord, execution: Execution, now_ms: int
-) -> flow_records.PendingCancel | None:
+def requeued(flow: FlowRecord, execution: Execution, now_ms: int) -> PendingCancel | None:
     """Why a member that is marked for it is cancelled; None for one that is not."""
     if held_by(execution) is not Hold.CANCELLATION:
         return None
-    return flow_records.PendingCancel(
+    return PendingCancel(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         flow_id=flow.flow_id,

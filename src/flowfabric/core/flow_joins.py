@@ -6,14 +6,24 @@ it names. Checks raise before anything is written.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import flow_records
 from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.checks import check_choice, check_int, check_optional_text, check_text
+from flowfabric.core.flow_records import (
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    FlowRecord,
+    FlowState,
+    GroupState,
+    OnSatisfied,
+    PolicyKind,
+)
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
@@ -26,7 +36,7 @@ QUORUM_MAX = 2**31 - 1
 SIBLING_SATISFIED = "sibling_quorum_satisfied"
 SIBLING_IMPOSSIBLE = "sibling_quorum_impossible"
 SIBLING_REASONS = (SIBLING_SATISFIED, SIBLING_IMPOSSIBLE)
-"""Why members are cancelled that a join's policy has given up."""
+"""Why a join's policy cancels members that it no longer needs."""
 
 
 class JoinAll(Struct, frozen=True, tag_field="kind", tag="all_of"):
@@ -36,14 +46,14 @@ class JoinAll(Struct, frozen=True, tag_field="kind", tag="all_of"):
 class JoinAny(Struct, frozen=True, tag_field="kind", tag="any_of"):
     """One upstream must succeed."""
 
-    on_satisfied: flow_records.OnSatisfied = flow_records.OnSatisfied.CANCEL_REMAINING
+    on_satisfied: OnSatisfied = OnSatisfied.CANCEL_REMAINING
 
 
 class JoinQuorum(Struct, frozen=True, tag_field="kind", tag="quorum"):
     """`k` upstreams must succeed."""
 
     k: int
-    on_satisfied: flow_records.OnSatisfied = flow_records.OnSatisfied.CANCEL_REMAINING
+    on_satisfied: OnSatisfied = OnSatisfied.CANCEL_REMAINING
 
 
 EdgeDependencyPolicy = JoinAll | JoinAny | JoinQuorum
@@ -52,51 +62,34 @@ EdgeDependencyPolicy = JoinAll | JoinAny | JoinQuorum
 class JoinRule(Struct, frozen=True, kw_only=True):
     """A policy as a group stores it."""
 
-    policy_kind: flow_records.PolicyKind
+    policy_kind: PolicyKind
     k: int
-    on_satisfied: flow_records.OnSatisfied
+    on_satisfied: OnSatisfied
 
 
-ALL_OF = JoinRule(
-    policy_kind=flow_records.PolicyKind.ALL_OF, k=0, on_satisfied=flow_records.OnSatisfied.LET_RUN
-)
+ALL_OF = JoinRule(policy_kind=PolicyKind.ALL_OF, k=0, on_satisfied=OnSatisfied.LET_RUN)
 
 
 def check_policy(policy: object) -> JoinRule:
-    """A policy, or its JSON form as a mapping, with every field valid."""
+    """A policy, or its JSON form as a mapping, as a group stores it."""
     if isinstance(policy, Mapping):
-        policy = _from_mapping(policy)
+        try:
+            policy = msgspec.convert(dict(policy), EdgeDependencyPolicy)
+        except msgspec.ValidationError as error:
+            raise errors.InvalidInput("policy", str(error), policy) from error
     match policy:
         case JoinAll():
             return ALL_OF
-        case JoinAny(on_satisfied=on_satisfied):
-            return JoinRule(
-                policy_kind=flow_records.PolicyKind.ANY_OF,
-                k=1,
-                on_satisfied=check_choice(
-                    "policy.on_satisfied", on_satisfied, flow_records.OnSatisfied
-                ),
-            )
-        case JoinQuorum(k=k, on_satisfied=on_satisfied):
-            return JoinRule(
-                policy_kind=flow_records.PolicyKind.QUORUM,
-                k=check_int("policy.k", k, 1, QUORUM_MAX),
-                on_satisfied=check_choice(
-                    "policy.on_satisfied", on_satisfied, flow_records.OnSatisfied
-                ),
-            )
+        case JoinAny():
+            kind, k = PolicyKind.ANY_OF, 1
+        case JoinQuorum():
+            kind, k = PolicyKind.QUORUM, check_int("policy.k", policy.k, 1, QUORUM_MAX)
         case _:
             raise errors.InvalidInput(
                 "policy", f"must be JoinAll, JoinAny or JoinQuorum of {__name__}", policy
             )
-
-
-def _from_mapping(policy: Mapping[object, object]) -> EdgeDependencyPolicy:
-    try:
-        converted: EdgeDependencyPolicy = msgspec.convert(dict(policy), EdgeDependencyPolicy)
-        return converted
-    except msgspec.ValidationError as error:
-        raise errors.InvalidInput("policy", str(error), policy) from error
+    on_satisfied = check_choice("policy.on_satisfied", policy.on_satisfied, OnSatisfied)
+    return JoinRule(policy_kind=kind, k=k, on_satisfied=on_satisfied)
 
 
 def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool:
@@ -107,48 +100,42 @@ def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool
     return outcome is TerminalOutcome.CANCELLED and cancellation_reason in SIBLING_REASONS
 
 
-def rule_of(group: flow_records.EdgeGroup) -> JoinRule:
-    return JoinRule(policy_kind=group.policy_kind, k=group.k, on_satisfied=group.on_satisfied)
-
-
-def policy_of(group: flow_records.EdgeGroup) -> EdgeDependencyPolicy:
+def policy_of(group: EdgeGroup) -> EdgeDependencyPolicy:
     """The policy as users write it."""
     match group.policy_kind:
-        case flow_records.PolicyKind.ALL_OF:
+        case PolicyKind.ALL_OF:
             return JoinAll()
-        case flow_records.PolicyKind.ANY_OF:
+        case PolicyKind.ANY_OF:
             return JoinAny(on_satisfied=group.on_satisfied)
-        case flow_records.PolicyKind.QUORUM:
+        case PolicyKind.QUORUM:
             return JoinQuorum(k=group.k, on_satisfied=group.on_satisfied)
 
 
-def resolved_count(group: flow_records.EdgeGroup) -> int:
+def resolved_count(group: EdgeGroup) -> int:
     return group.succeeded + group.failed + group.skipped
 
 
-def needed_count(group: flow_records.EdgeGroup) -> int:
+def needed_count(group: EdgeGroup) -> int:
     """How many upstreams must succeed."""
-    return group.staged if group.policy_kind is flow_records.PolicyKind.ALL_OF else group.k
+    return group.staged if group.policy_kind is PolicyKind.ALL_OF else group.k
 
 
-def evaluate(group: flow_records.EdgeGroup) -> flow_records.GroupState:
+def evaluate(group: EdgeGroup) -> GroupState:
     """Where the group stands. Staged edges count as still open, so none is overlooked.
 
     A quorum that has fewer edges than it needs is still being built: it waits for more.
     """
     needed = needed_count(group)
     if group.succeeded >= needed:
-        return flow_records.GroupState.SATISFIED
+        return GroupState.SATISFIED
     if group.staged < needed:
-        return flow_records.GroupState.PENDING
+        return GroupState.PENDING
     if group.failed + group.skipped > group.staged - needed:
-        return flow_records.GroupState.IMPOSSIBLE
-    return flow_records.GroupState.PENDING
+        return GroupState.IMPOSSIBLE
+    return GroupState.PENDING
 
 
-def count_outcome(
-    group: flow_records.EdgeGroup, outcome: TerminalOutcome, now_ms: int
-) -> flow_records.EdgeGroup:
+def count_outcome(group: EdgeGroup, outcome: TerminalOutcome, now_ms: int) -> EdgeGroup:
     """The group after one more upstream has ended; it fires at most once."""
     match outcome:
         case TerminalOutcome.SUCCESS:
@@ -161,27 +148,16 @@ def count_outcome(
         raise errors.Bug(
             f"the join of {group.downstream_id} counted more endings than it has edges"
         )
-    return fire_if_decided(group, now_ms)
-
-
-def fire_if_decided(group: flow_records.EdgeGroup, now_ms: int) -> flow_records.EdgeGroup:
-    if group.group_state is not flow_records.GroupState.PENDING:
-        return group
     state = evaluate(group)
-    if state is flow_records.GroupState.PENDING:
+    if group.group_state is not GroupState.PENDING or state is GroupState.PENDING:
         return group
-    return structs.replace(
-        group, group_state=state, fired_at_ms=now_ms, cancel_reason=_sibling_reason(group, state)
-    )
-
-
-def _sibling_reason(group: flow_records.EdgeGroup, state: flow_records.GroupState) -> str | None:
+    reason = None
     if (
-        group.policy_kind is flow_records.PolicyKind.ALL_OF
-        or group.on_satisfied is not flow_records.OnSatisfied.CANCEL_REMAINING
+        group.policy_kind is not PolicyKind.ALL_OF
+        and group.on_satisfied is OnSatisfied.CANCEL_REMAINING
     ):
-        return None
-    return SIBLING_SATISFIED if state is flow_records.GroupState.SATISFIED else SIBLING_IMPOSSIBLE
+        reason = SIBLING_SATISFIED if state is GroupState.SATISFIED else SIBLING_IMPOSSIBLE
+    return structs.replace(group, group_state=state, fired_at_ms=now_ms, cancel_reason=reason)
 
 
 SUCCESS_ONLY = "success_only"
@@ -197,7 +173,7 @@ class Dependency(Struct, frozen=True, kw_only=True):
     replaces_payload: bool = True
     """Whether a passed result also becomes the input payload."""
     edge_id: str | None = None
-    """Derived from the two executions when not given, so that a repeat finds the same edge."""
+    """Derived from the two executions if omitted, so that a repeat finds the same edge."""
 
 
 class Join(Struct, frozen=True, kw_only=True):
@@ -206,7 +182,7 @@ class Join(Struct, frozen=True, kw_only=True):
     downstream_execution_id: str
     dependencies: Sequence[Dependency]
     policy: EdgeDependencyPolicy | Mapping[str, object] | None = None
-    """`JoinAll` when not given."""
+    """`JoinAll` if omitted."""
 
 
 class NewEdge(Struct, frozen=True, kw_only=True):
@@ -241,10 +217,9 @@ def check_edge(
     )
 
 
-def check_dependency_kind(kind: object) -> str:
+def check_dependency_kind(kind: object) -> None:
     if check_text("dependency_kind", kind) != SUCCESS_ONLY:
         raise errors.InvalidInput("dependency_kind", f"must be {SUCCESS_ONLY}", kind)
-    return SUCCESS_ONLY
 
 
 def derived_edge_id(flow_id: FlowId, upstream_id: str, downstream_id: str) -> str:
@@ -258,46 +233,46 @@ def derived_edge_id(flow_id: FlowId, upstream_id: str, downstream_id: str) -> st
 
 def new_flow(
     flow_id: FlowId, partition_key: int, flow_kind: str, namespace: Namespace, now_ms: int
-) -> flow_records.FlowRecord:
-    return flow_records.FlowRecord(
+) -> FlowRecord:
+    return FlowRecord(
         partition_key=partition_key,
         flow_id=flow_id,
         namespace=namespace,
         flow_kind=flow_kind,
-        public_flow_state=flow_records.FlowState.OPEN,
-        derived_state=flow_records.FlowState.OPEN,
+        public_flow_state=FlowState.OPEN,
+        derived_state=FlowState.OPEN,
         created_at_ms=now_ms,
         last_mutation_at_ms=now_ms,
     )
 
 
-def check_open(flow: flow_records.FlowRecord) -> None:
-    if flow.public_flow_state is not flow_records.FlowState.OPEN:
+def check_open(flow: FlowRecord) -> None:
+    if flow.public_flow_state is not FlowState.OPEN:
         raise errors.FlowAlreadyTerminal(
             f"flow {flow.flow_id} is {flow.public_flow_state} and takes nothing new; create another"
         )
 
 
-def check_same_namespace(flow: flow_records.FlowRecord, namespace: Namespace) -> None:
+def check_same_namespace(flow: FlowRecord, namespace: Namespace) -> None:
     """Raise unless the existing flow is in the namespace of the request to create it."""
     if namespace != flow.namespace:
         raise errors.IdempotencyConflict(f"flow id {flow.flow_id} is taken; give another")
 
 
-def check_new_member(flow: flow_records.FlowRecord, namespace: Namespace) -> None:
+def check_new_member(flow: FlowRecord, namespace: Namespace) -> None:
     """Raise unless a member to be created is in the namespace of its flow."""
     if namespace != flow.namespace:
         raise errors.InvalidInput("namespace", "must be that of the flow", namespace)
 
 
-def check_revision(flow: flow_records.FlowRecord, expected: int | None) -> None:
+def check_revision(flow: FlowRecord, expected: int | None) -> None:
     if expected is not None and expected != flow.graph_revision:
         raise errors.StaleGraphRevision(
             f"flow {flow.flow_id} is at graph revision {flow.graph_revision}, not {expected}"
         )
 
 
-def check_joinable(execution: Execution, flow: flow_records.FlowRecord) -> None:
+def check_joinable(execution: Execution, flow: FlowRecord) -> None:
     """Raise unless the execution may become a member: of the same namespace, in no other flow."""
     if execution.namespace != flow.namespace:
         raise errors.NotFound("execution", execution.execution_id)
@@ -305,26 +280,22 @@ def check_joinable(execution: Execution, flow: flow_records.FlowRecord) -> None:
         raise errors.ExecutionAlreadyInFlow(f"already_member_of_different_flow:{execution.flow_id}")
 
 
-def check_member(
-    flow: flow_records.FlowRecord, execution_id: ExecutionId, flow_id: str | None
-) -> None:
+def check_member(flow: FlowRecord, execution_id: ExecutionId, flow_id: str | None) -> None:
     if flow_id != flow.flow_id:
         raise errors.ExecutionNotInFlow(f"{execution_id} is not a member of flow {flow.flow_id}")
 
 
-def check_can_wait(execution: Execution, group: flow_records.EdgeGroup | None) -> None:
+def check_can_wait(execution: Execution, group: EdgeGroup | None) -> None:
     """An execution that has ended, or whose join has fired, waits for nothing more."""
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise errors.Terminal(f"{execution.execution_id} has ended as {execution.public_state}")
-    if group is not None and group.group_state is not flow_records.GroupState.PENDING:
+    if group is not None and group.group_state is not GroupState.PENDING:
         raise errors.Terminal(
             f"the join of {execution.execution_id} is {group.group_state} already"
         )
 
 
-def with_members(
-    flow: flow_records.FlowRecord, members: Sequence[Execution], now_ms: int
-) -> flow_records.FlowRecord:
+def with_members(flow: FlowRecord, members: Sequence[Execution], now_ms: int) -> FlowRecord:
     """The flow with new members; those that had ended before count as ended."""
     count = flow.node_count + len(members)
     if count > FLOW_MEMBERS_MAX:
@@ -341,22 +312,20 @@ def with_members(
         with_last_end(counted, ends),
         node_count=count,
         graph_revision=flow.graph_revision + len(members),
-        member_retention_ms=max(
-            [flow.member_retention_ms, *(each.retention_ms for each in members)]
-        ),
+        member_retention_ms=max(flow.member_retention_ms, *(e.retention_ms for e in members)),
         member_retention_failed_ms=max(
-            [flow.member_retention_failed_ms, *(each.retention_failed_ms for each in members)]
+            flow.member_retention_failed_ms, *(e.retention_failed_ms for e in members)
         ),
         last_mutation_at_ms=now_ms,
     )
 
 
-def join_flow(execution: Execution, flow: flow_records.FlowRecord, now_ms: int) -> Execution:
+def join_flow(execution: Execution, flow: FlowRecord, now_ms: int) -> Execution:
     """The execution as a member. From now on the flow decides how long it is kept."""
     return change(execution, now_ms, flow_id=flow.flow_id, retain_until_ms=None)
 
 
-def with_edges(flow: flow_records.FlowRecord, count: int, now_ms: int) -> flow_records.FlowRecord:
+def with_edges(flow: FlowRecord, count: int, now_ms: int) -> FlowRecord:
     total = flow.edge_count + count
     if total > FLOW_EDGES_MAX:
         raise errors.InvalidInput("edges", f"a flow has at most {FLOW_EDGES_MAX} edges", total)
@@ -378,12 +347,8 @@ _COUNTERS = {
 
 
 def count_endings(
-    flow: flow_records.FlowRecord,
-    outcomes: Iterable[TerminalOutcome],
-    by: int = 1,
-    *,
-    spared: int = 0,
-) -> flow_records.FlowRecord:
+    flow: FlowRecord, outcomes: Iterable[TerminalOutcome], by: int = 1, *, spared: int = 0
+) -> FlowRecord:
     """The flow after members ended, or with `by=-1` after ended ones came back.
 
     `spared` says how many of them were cancelled because a join no longer needed them.
@@ -396,31 +361,19 @@ def count_endings(
     return structs.replace(flow, **counts)
 
 
-def with_last_end(
-    flow: flow_records.FlowRecord, ended_at_ms: Iterable[int]
-) -> flow_records.FlowRecord:
+def with_last_end(flow: FlowRecord, ended_at_ms: Iterable[int]) -> FlowRecord:
     """The flow after members ended at these times, whenever that is counted."""
     known = () if flow.last_ended_at_ms is None else (flow.last_ended_at_ms,)
     return structs.replace(flow, last_ended_at_ms=max((*known, *ended_at_ms), default=None))
 
 
-def ended_count(flow: flow_records.FlowRecord) -> int:
-    return (
-        flow.members_completed
-        + flow.members_failed
-        + flow.members_cancelled
-        + flow.members_expired
-        + flow.members_skipped
-    )
-
-
-ENDED_BADLY = (PublicState.FAILED, PublicState.EXPIRED)
-HELD_UP = (
+ENDED_BADLY = {PublicState.FAILED, PublicState.EXPIRED}
+HELD_UP = {
     PublicState.SUSPENDED,
     PublicState.DELAYED,
     PublicState.RATE_LIMITED,
     PublicState.WAITING_CHILDREN,
-)
+}
 
 
 class MemberCounts(Struct, frozen=True):
@@ -430,48 +383,36 @@ class MemberCounts(Struct, frozen=True):
     spared: int = 0
     """Of the cancelled ones: those that a join no longer needed."""
     ends_ms: tuple[int, ...] = ()
-    """When the last in each state ended, if that was asked for."""
+    """When the last member in each state ended; empty in counts of running flows."""
 
 
-def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> flow_records.FlowState:
+def derive_flow_state(members: MemberCounts, *, cancelled: bool) -> FlowState:
     """What the members' states make of the flow. An empty flow is open."""
-    counts = members.by_state
-
-    def any_in(*states: PublicState) -> bool:
-        return any(counts.get(state) for state in states)
-
-    total = sum(counts.values())
-    if total == sum(counts.get(state, 0) for state in TERMINAL_STATES) and (total or cancelled):
+    states = {state for state, count in members.by_state.items() if count}
+    if states <= TERMINAL_STATES and (states or cancelled):
         if cancelled:
-            return flow_records.FlowState.CANCELLED
-        unwanted = counts.get(PublicState.CANCELLED, 0) - members.spared
-        bad = unwanted or any_in(*ENDED_BADLY)
-        return flow_records.FlowState.FAILED if bad else flow_records.FlowState.COMPLETED
-    if any_in(PublicState.ACTIVE):
-        return flow_records.FlowState.RUNNING
-    return flow_records.FlowState.BLOCKED if any_in(*HELD_UP) else flow_records.FlowState.OPEN
+            return FlowState.CANCELLED
+        unwanted = members.by_state.get(PublicState.CANCELLED, 0) - members.spared
+        return FlowState.FAILED if unwanted or states & ENDED_BADLY else FlowState.COMPLETED
+    if PublicState.ACTIVE in states:
+        return FlowState.RUNNING
+    return FlowState.BLOCKED if states & HELD_UP else FlowState.OPEN
 
 
-def _derived_state(flow: flow_records.FlowRecord) -> flow_records.FlowState:
-    """The same from the flow's own counters, once all members have ended."""
-    if ended_count(flow) < flow.node_count:
-        return flow_records.FlowState.OPEN
+def with_derived_state(flow: FlowRecord, now_ms: int, retention_ms: int) -> FlowRecord:
+    """The flow with the state its counters show once all members have ended, and its keep time."""
     counts = {state: getattr(flow, f"members_{state}") for state in TERMINAL_STATES}
-    cancelled = flow.public_flow_state is flow_records.FlowState.CANCELLED
-    return derive_flow_state(MemberCounts(counts, flow.members_spared), cancelled=cancelled)
-
-
-def with_derived_state(
-    flow: flow_records.FlowRecord, now_ms: int, retention_ms: int
-) -> flow_records.FlowRecord:
-    """The flow with its state derived from its members', and its keep time from their last end."""
-    state = _derived_state(flow)
-    if state is flow_records.FlowState.OPEN:
+    state = FlowState.OPEN
+    if sum(counts.values()) >= flow.node_count:
+        cancelled = flow.public_flow_state is FlowState.CANCELLED
+        members = MemberCounts(counts, flow.members_spared)
+        state = derive_flow_state(members, cancelled=cancelled)
+    if state is FlowState.OPEN:
         return structs.replace(flow, derived_state=state, ended_at_ms=None, retain_until_ms=None)
     known = [each for each in (flow.ended_at_ms, flow.last_ended_at_ms) if each is not None]
     ended_at_ms = max(known, default=now_ms)
     kept_ms = flow.member_retention_ms
-    if state is not flow_records.FlowState.COMPLETED:
+    if state is not FlowState.COMPLETED:
         kept_ms = flow.member_retention_failed_ms
     return structs.replace(
         flow,
@@ -481,8 +422,8 @@ def with_derived_state(
     )
 
 
-def recounted(flow: flow_records.FlowRecord, ended: MemberCounts) -> flow_records.FlowRecord:
-    """The flow with its counters, and the time of the last end, set to what was found."""
+def recounted(flow: FlowRecord, ended: MemberCounts) -> FlowRecord:
+    """The flow with its counters, and the time of the last end, set to those of `ended`."""
     counts = {f"members_{state}": ended.by_state.get(state, 0) for state in TERMINAL_STATES}
     counted = structs.replace(flow, members_spared=ended.spared, **counts)
     return with_last_end(counted, ended.ends_ms)
@@ -491,10 +432,8 @@ def recounted(flow: flow_records.FlowRecord, ended: MemberCounts) -> flow_record
 # Edges and groups --------------------------------------------------------------
 
 
-def new_group(
-    flow: flow_records.FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL_OF
-) -> flow_records.EdgeGroup:
-    return flow_records.EdgeGroup(
+def new_group(flow: FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL_OF) -> EdgeGroup:
+    return EdgeGroup(
         partition_key=flow.partition_key,
         downstream_id=downstream_id,
         flow_id=flow.flow_id,
@@ -504,41 +443,38 @@ def new_group(
     )
 
 
-def with_rule(group: flow_records.EdgeGroup, rule: JoinRule) -> flow_records.EdgeGroup:
+def with_rule(group: EdgeGroup, rule: JoinRule) -> EdgeGroup:
     """The group under another policy, which is fixed once there is an edge."""
-    if rule == rule_of(group):
+    changed = structs.replace(
+        group, policy_kind=rule.policy_kind, k=rule.k, on_satisfied=rule.on_satisfied
+    )
+    if changed == group:
         return group
     if group.staged:
         raise errors.InvalidInput(
             "policy",
             f"{POLICY_FIXED}: {group.downstream_id} has dependencies; set the policy before them",
         )
-    return structs.replace(
-        group, policy_kind=rule.policy_kind, k=rule.k, on_satisfied=rule.on_satisfied
-    )
+    return changed
 
 
-def new_edge(
-    flow: flow_records.FlowRecord, wanted: NewEdge, now_ms: int, *, applied: bool
-) -> flow_records.Edge:
-    return flow_records.Edge(
+def new_edge(flow: FlowRecord, new: NewEdge, now_ms: int, *, applied: bool) -> Edge:
+    return Edge(
         partition_key=flow.partition_key,
         flow_id=flow.flow_id,
-        edge_id=wanted.edge_id,
-        upstream_id=wanted.upstream_id,
-        downstream_id=wanted.downstream_id,
+        edge_id=new.edge_id,
+        upstream_id=new.upstream_id,
+        downstream_id=new.downstream_id,
         dependency_kind=SUCCESS_ONLY,
-        data_passing_ref=wanted.data_passing_ref,
-        replaces_payload=wanted.replaces_payload,
-        edge_state=flow_records.EdgeState.APPLIED if applied else flow_records.EdgeState.PENDING,
+        data_passing_ref=new.data_passing_ref,
+        replaces_payload=new.replaces_payload,
+        edge_state=EdgeState.APPLIED if applied else EdgeState.PENDING,
         created_at_ms=now_ms,
         applied_at_ms=now_ms if applied else None,
     )
 
 
-def with_staged(
-    group: flow_records.EdgeGroup, edges: Sequence[NewEdge], *, applied: bool
-) -> flow_records.EdgeGroup:
+def with_staged(group: EdgeGroup, edges: Sequence[NewEdge], *, applied: bool) -> EdgeGroup:
     return structs.replace(
         group,
         staged=group.staged + len(edges),
@@ -552,21 +488,13 @@ Pair = tuple[str, str]
 
 def check_acyclic(pairs: Iterable[Pair]) -> None:
     """Raise when following the edges ever leads back to where one started."""
-    downstreams: dict[str, list[str]] = {}
-    open_count: dict[str, int] = {}
-    for upstream, downstream in set(pairs):
-        downstreams.setdefault(upstream, []).append(downstream)
-        open_count.setdefault(upstream, 0)
-        open_count[downstream] = open_count.get(downstream, 0) + 1
-    free = [node for node, count in open_count.items() if count == 0]
-    seen = 0
-    while free:
-        node = free.pop()
-        seen += 1
-        for downstream in downstreams.get(node, ()):
-            open_count[downstream] -= 1
-            if open_count[downstream] == 0:
-                free.append(downstream)
-    if seen < len(open_count):
-        stuck = min(node for node, count in open_count.items() if count)
-        raise errors.CycleDetected(f"the dependencies would lead from {stuck} back to itself")
+    upstreams: dict[str, set[str]] = {}
+    for upstream, downstream in pairs:
+        upstreams.setdefault(downstream, set()).add(upstream)
+    try:
+        TopologicalSorter(upstreams).prepare()
+    except CycleError as error:
+        member = min(error.args[1])
+        raise errors.CycleDetected(
+            f"the dependencies would lead from {member} back to itself"
+        ) from None

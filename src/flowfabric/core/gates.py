@@ -2,22 +2,23 @@
 
 A *quota policy* says how much: so many starts per window, so many at once. Each value of its
 key has a *gate* of its own; a policy without a key has one, whose key is empty. A budget has a
-gate too, which says only whether it is closed. Routes name their gates, and whoever claims from
-a route locks those gates, asks here what fits, and takes that much.
+gate too, which says only whether it is closed. Routes name their gates: a claim from a route locks
+its gates, asks here how much fits, and takes that much.
 
-What is held is derived, not counted: a slot is taken while a row is leased, was granted or was
+Slots in use are derived, not counted: an execution takes one while it is leased, granted or
 admitted by hand and has not ended; where the policy says so, also while its attempt is interrupted
-and goes on later. So nothing can leak, however something ends. A limit that keeps slots may hold
-more than a claim can count: it remembers how many were to spare, and counts again once those are
+and continues later. So nothing can leak, however an execution ends. A limit that keeps slots may
+hold more than a claim can count: it remembers how many were spare, and counts again once those are
 used up.
 
 Only starts are counted, because nothing else remembers them: a window is at most `WINDOW_PARTS` +
-1 pairs of a time and how many started by then, later than the time of the pair before it. What
-falls into the same part of the window is one pair at its latest time, so a window never admits too
+1 pairs of a time and how many started by then, later than the time of the pair before it. Starts in
+the same part of the window share one pair at its latest time, so a window never admits too
 many and opens late by at most one part of it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -41,7 +42,14 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.policies import span
 from flowfabric.core.records import Record
-from flowfabric.errors import Conflict, Corruption, InvalidInput, InvalidQuotaSpec
+from flowfabric.errors import (
+    BudgetExceeded,
+    ConcurrencyLimitExceeded,
+    Corruption,
+    InvalidInput,
+    InvalidQuotaSpec,
+    RateLimitExceeded,
+)
 
 WINDOW_PARTS: Final = 64
 Window = tuple[tuple[int, int], ...]
@@ -56,7 +64,7 @@ class GateOwner(StrEnum):
 
 
 class LimitSource(StrEnum):
-    """Whose word on a limit counts."""
+    """Who set the limit that applies."""
 
     CODE = "code"
     """Declared by the program; the next deploy may change it."""
@@ -95,17 +103,7 @@ class QuotaPolicy(Record, frozen=True, kw_only=True):
 
     @property
     def spec(self) -> "QuotaSpec":
-        return QuotaSpec(
-            window_ms=self.window_ms,
-            max_requests_per_window=self.max_requests_per_window,
-            active_concurrency_cap=self.active_concurrency_cap,
-            jitter_ms=self.jitter_ms,
-            while_suspended=self.while_suspended,
-        )
-
-    @property
-    def limits(self) -> "Limits":
-        return self.spec.limits
+        return QuotaSpec(**{name: getattr(self, name) for name in QuotaSpec.__struct_fields__})
 
 
 class Gate(Record, frozen=True, kw_only=True):
@@ -121,10 +119,10 @@ class Gate(Record, frozen=True, kw_only=True):
     starts: str = "[]"
     """The window, as JSON."""
     opens_at_ms: int | None = None
-    """Until then the window is full, by the limit it was last asked with."""
+    """Until then the window is full, under the limit that applied when it was last counted."""
     spare: int | None = None
     """At least this many slots are free: as many as at the last count, less the starts since. Only
-    limits that keep slots know it, since nothing but a start takes one of theirs.
+    limits that keep slots know it, since only a start takes one of theirs.
     """
     closed: bool = False
     """A budget that is used up: nothing passes."""
@@ -144,7 +142,7 @@ class Admission(Record, frozen=True, kw_only=True):
 
 
 class GateName(Struct, frozen=True, order=True):
-    """Which gate: what requests and routes know it by."""
+    """What requests and routes know a gate by."""
 
     owner_kind: GateOwner
     owner_id: str
@@ -171,20 +169,17 @@ def gate_ids_of(gates: Iterable[GateName]) -> str:
     return msgspec.json.encode(sorted(each.gate_id for each in gates)).decode()
 
 
-_OWNERS: Final = tuple(GateOwner)
-
-
-def check_gates(given: object) -> tuple[GateName, ...]:
+def check_gates(value: object) -> tuple[GateName, ...]:
     """The gates of a request, each once and in order."""
-    found = set[GateName]()
-    gates = sorted(given) if isinstance(given, set) else given
-    for each in check_list("gates", gates, 0, GATES_PER_ROUTE_MAX):
-        if not isinstance(each, GateName) or each.owner_kind not in _OWNERS:
+    names = set[GateName]()
+    listed = sorted(value) if isinstance(value, set) else value
+    for each in check_list("gates", listed, 0, GATES_PER_ROUTE_MAX):
+        if not isinstance(each, GateName) or each.owner_kind not in list(GateOwner):
             raise InvalidInput("gates", "must be a list of GateName", each)
         parse_uuid("gates.owner_id", each.owner_id)
         check_gate_key(each.key)
-        found.add(each)
-    return tuple(sorted(found))
+        names.add(each)
+    return tuple(sorted(names))
 
 
 def check_gate_key(key: object) -> str:
@@ -205,15 +200,12 @@ class Limits(Struct, frozen=True, kw_only=True):
     rate: int = 0
     cap: int = 0
     keeps: bool = False
-    """Whether what waits to go on with its attempt holds its slot."""
+    """Whether an interrupted attempt holds its slot until it continues."""
 
     @property
     def remembers(self) -> bool:
         """Whether its gates remember what starts."""
         return self.rate > 0 or (self.cap > 0 and self.keeps)
-
-
-NO_LIMITS: Final = Limits()
 
 
 # Policies -------------------------------------------------------------------
@@ -224,7 +216,7 @@ JITTER_MS_MAX: Final = 60 * 60 * 1_000
 
 
 class QuotaSpec(Struct, frozen=True, kw_only=True):
-    """What a policy asks for; 0 means no limit."""
+    """The terms of a policy; 0 means no limit."""
 
     window_ms: int = 0
     max_requests_per_window: int = 0
@@ -242,10 +234,10 @@ class QuotaSpec(Struct, frozen=True, kw_only=True):
         )
 
 
-def check_while_suspended(given: object) -> WhileSuspended:
-    if given not in list(WhileSuspended):
-        raise InvalidInput("while_suspended", 'must be "release" or "keep"', given)
-    return WhileSuspended(str(given))
+def check_while_suspended(value: object) -> WhileSuspended:
+    if value not in list(WhileSuspended):
+        raise InvalidInput("while_suspended", 'must be "release" or "keep"', value)
+    return WhileSuspended(str(value))
 
 
 def check_spec(spec: QuotaSpec, *, may_be_empty: bool = False) -> QuotaSpec:
@@ -277,6 +269,11 @@ class DeclaredLimit(Struct, frozen=True, kw_only=True):
     def quota_policy_id(self) -> QuotaPolicyId:
         return policy_id_of(self.namespace, self.name)
 
+    def policy(self, now_ms: int) -> QuotaPolicy:
+        """The policy, as if it were new."""
+        namespace, source = parse_namespace(self.namespace), LimitSource.CODE
+        return new_policy(self.quota_policy_id, namespace, self.name, self.spec, source, now_ms)
+
 
 class LimitUse(Struct, frozen=True, kw_only=True):
     """A declared limit, and the value of its key that an execution has."""
@@ -298,20 +295,20 @@ def check_declared(limit: object) -> DeclaredLimit:
     return limit
 
 
-def check_uses(given: object) -> tuple[LimitUse, ...]:
+def check_uses(value: object) -> tuple[LimitUse, ...]:
     """The limits a request names, each with a value of its key."""
-    found: list[LimitUse] = []
-    for each in check_list("limits", given, 0, GATES_PER_ROUTE_MAX):
+    uses: list[LimitUse] = []
+    for each in check_list("limits", value, 0, GATES_PER_ROUTE_MAX):
         if not isinstance(each, LimitUse):
             raise InvalidInput("limits", "must be a list of LimitUse", each)
         check_declared(each.limit)
         check_gate_key(each.key)
-        found.append(each)
-    return tuple(found)
+        uses.append(each)
+    return tuple(uses)
 
 
 def declared(policy: QuotaPolicy | None, new: QuotaPolicy) -> QuotaPolicy:
-    """The policy once the program has declared `new`: what was stored at run time stays."""
+    """The policy once the program has declared `new`: terms set at run time stay."""
     if policy is None:
         return new
     if policy.source is LimitSource.STORED:
@@ -333,26 +330,8 @@ def declared_spec(policy: QuotaPolicy) -> QuotaSpec | None:
         raise Corruption(f"limit {policy.name}: declared does not decode: {error}") from error
 
 
-def check_removable(policy: QuotaPolicy, *, in_use: bool) -> None:
-    """Raise `Conflict` if runs are kept that are under the policy."""
-    if in_use:
-        raise Conflict(
-            f"limit {policy.name!r} has runs, ended or not, that are not deleted yet; until then,"
-            " set it without a rate and a concurrency: it limits nothing"
-        )
-
-
 def changed(policy: QuotaPolicy, spec: QuotaSpec, source: LimitSource, now_ms: int) -> QuotaPolicy:
-    return structs.replace(
-        policy,
-        window_ms=spec.window_ms,
-        max_requests_per_window=spec.max_requests_per_window,
-        active_concurrency_cap=spec.active_concurrency_cap,
-        jitter_ms=spec.jitter_ms,
-        while_suspended=spec.while_suspended,
-        source=source,
-        updated_at_ms=now_ms,
-    )
+    return structs.replace(policy, **structs.asdict(spec), source=source, updated_at_ms=now_ms)
 
 
 def new_policy(
@@ -407,7 +386,7 @@ def counted(window: Window) -> int:
 
 
 def pushed(window: Window, count: int, window_ms: int, now_ms: int) -> Window:
-    """With as many more that start now. A clock that was set back does not reach the past."""
+    """The window with `count` more starts now, or at its latest time if the clock was set back."""
     assert window_ms > 0, "starts are counted where a window limits them"
     kept = trimmed(window, window_ms, now_ms)
     if count <= 0:
@@ -418,24 +397,28 @@ def pushed(window: Window, count: int, window_ms: int, now_ms: int) -> Window:
     return (*kept, (at_ms, count))
 
 
-def withdrawn(window: Window, at_ms: int) -> Window:
-    """Without one that was counted at a time and never began."""
+def withdrawn(window: Window, at_ms: int, window_ms: int) -> Window:
+    """The window without one start that was counted at `at_ms` and never began.
+
+    Nothing changes if it has left the window: other parts hold other starts.
+    """
+    part_ms = _part_ms(window_ms)
     for place, (until_ms, count) in enumerate(window):
-        if until_ms >= at_ms:
+        if until_ms >= at_ms and until_ms // part_ms == at_ms // part_ms:
             left = ((until_ms, count - 1),) if count > 1 else ()
             return (*window[:place], *left, *window[place + 1 :])
     return window
 
 
 def starts_left(limits: Limits, window: Window, now_ms: int) -> int | None:
-    """How many more may start now; None for any number."""
+    """How many more may start now; None if nothing limits them."""
     if not limits.rate:
         return None
     return max(0, limits.rate - counted(trimmed(window, limits.window_ms, now_ms)))
 
 
 def opens_at_ms(limits: Limits, window: Window, now_ms: int) -> int | None:
-    """When the next one may start, of a window that is full; None of one that is not."""
+    """When a full window lets the next one start; None if it is not full."""
     if starts_left(limits, window, now_ms) != 0:
         return None
     kept = trimmed(window, limits.window_ms, now_ms)
@@ -458,11 +441,19 @@ class GateState(Struct, frozen=True, kw_only=True):
     """A gate under lock: its limits, recent starts, and what is held now."""
 
     gate: Gate
-    limits: Limits = NO_LIMITS
+    limits: Limits = Limits()
     in_use: int = 0
     """An upper bound, if the gate has slots to spare and they were not counted."""
     is_costly: bool = False
-    """Whether counting what is held takes long."""
+    """Whether counting the slots in use takes long."""
+
+    @property
+    def window(self) -> Window:
+        """What started, where that is limited."""
+        return read_window(self.gate.starts) if self.limits.rate else ()
+
+    def opens_at_ms(self, now_ms: int) -> int | None:
+        return opens_at_ms(self.limits, self.window, now_ms)
 
     def room(self, now_ms: int) -> "Room":
         if self.gate.closed:
@@ -470,53 +461,49 @@ class GateState(Struct, frozen=True, kw_only=True):
         cap = self.limits.cap
         return Room(
             slots=max(0, cap - self.in_use) if cap else None,
-            starts=self.starts_left(now_ms),
+            starts=starts_left(self.limits, self.window, now_ms),
             keeps=self.limits.keeps,
         )
 
-    def starts_left(self, now_ms: int) -> int | None:
-        """How many more may start now; None for any number."""
-        if not self.limits.rate:
-            return None
-        return starts_left(self.limits, read_window(self.gate.starts), now_ms)
-
     def after(self, count: int, now_ms: int) -> Gate:
-        """The gate once as many more have started."""
-        gate = structs.replace(self.gate, spare=self._spare_after(count))
+        """The gate once `count` more have started."""
+        left = self.limits.cap - self.in_use - count
+        remembers = left > 0 and self.limits.keeps and self.is_costly
+        gate = structs.replace(self.gate, spare=left if remembers else None)
         if not self.limits.rate or not count:
             return gate
-        window = pushed(read_window(gate.starts), count, self.limits.window_ms, now_ms)
-        return structs.replace(self, gate=gate)._with(window, now_ms)
-
-    def _spare_after(self, count: int) -> int | None:
-        left = self.limits.cap - self.in_use - count
-        return left if left > 0 and self.limits.keeps and self.is_costly else None
+        window = pushed(self.window, count, self.limits.window_ms, now_ms)
+        return self._with(gate, window, now_ms)
 
     def without(self, times_ms: Iterable[int], now_ms: int) -> Gate:
         """The gate without starts that were counted at these times and never began."""
-        window = read_window(self.gate.starts)
+        window = self.window
         for at_ms in times_ms:
-            window = withdrawn(window, at_ms)
-        return self._with(window, now_ms)
+            window = withdrawn(window, at_ms, self.limits.window_ms)
+        return self._with(self.gate, window, now_ms)
 
-    def _with(self, window: Window, now_ms: int) -> Gate:
-        return structs.replace(
-            self.gate,
-            starts=written(window),
-            opens_at_ms=opens_at_ms(self.limits, window, now_ms),
-        )
+    def _with(self, gate: Gate, window: Window, now_ms: int) -> Gate:
+        full_until_ms = opens_at_ms(self.limits, window, now_ms)
+        return structs.replace(gate, starts=written(window), opens_at_ms=full_until_ms)
 
 
-class Room(Struct, frozen=True, kw_only=True):
+class Room(Struct, kw_only=True):
     """How many fit; None means unlimited. Starting takes a slot and a start, resuming a slot."""
 
     slots: int | None = None
     starts: int | None = None
     keeps: bool = False
-    """Whether those who resume have their slot already."""
+    """Whether an execution that resumes has its slot already."""
 
     def has_slot(self, *, resumes: bool) -> bool:
         return self.slots != 0 or (resumes and self.keeps)
+
+    def take(self, *, starts: bool) -> None:
+        """Take room for one more. If it turns out to resume, more room is left."""
+        if self.slots and (starts or not self.keeps):
+            self.slots -= 1
+        if self.starts and starts:
+            self.starts -= 1
 
 
 class WaitingRoute(Struct, frozen=True, kw_only=True):
@@ -525,9 +512,9 @@ class WaitingRoute(Struct, frozen=True, kw_only=True):
     route_id: int
     gate_ids: tuple[GateId, ...]
     priority: int
-    """Of the best that waits."""
+    """The highest of the executions that wait."""
     resumes: bool = False
-    """Whether anything that waits goes on with an attempt, which needs no start."""
+    """Whether any of them continues an attempt, which needs no start."""
 
 
 class Allowance(Struct, frozen=True, kw_only=True):
@@ -537,16 +524,16 @@ class Allowance(Struct, frozen=True, kw_only=True):
     slots: int
     starts: int
 
-    def fitting(self, resumes: Sequence[bool]) -> list[int]:
-        """Which of a queue may be claimed: the best that fit.
+    def fitting(self, queue: Sequence[bool]) -> list[int]:
+        """The places of a queue that may be claimed: the best that fit.
 
-        What goes on with an attempt passes those that would have to start one and may not.
+        Executions that resume an attempt pass those that would have to start one and may not.
         """
         taken: list[int] = []
         starts = self.starts
-        for place, goes_on in enumerate(resumes):
-            if len(taken) < self.slots and (goes_on or starts > 0):
-                starts -= not goes_on
+        for place, resumes in enumerate(queue):
+            if len(taken) < self.slots and (resumes or starts > 0):
+                starts -= not resumes
                 taken.append(place)
         return taken
 
@@ -559,64 +546,54 @@ def allot(
 ) -> list[Allowance]:
     """Share out what fits, one each in turn: no route gets two before each got what it can.
 
-    Those with the highest priority come first, then those whose turn it is. A route with a gate
+    Routes with the highest priority come first, then those whose turn it is. A route with a gate
     that is missing from `gates` gets nothing.
     """
-    left = {gate_id: _Left(state.room(now_ms)) for gate_id, state in gates.items()}
-    given: dict[int, list[int]] = {}
+    left = {gate_id: state.room(now_ms) for gate_id, state in gates.items()}
+    slots, starts = Counter[int](), Counter[int]()
     turn = sorted(
         (each for each in routes if all(gate_id in left for gate_id in each.gate_ids)),
         key=lambda each: -each.priority,
     )
     while turn and limit > 0:
-        still: list[WaitingRoute] = []
+        served: list[WaitingRoute] = []
         for route in turn:
-            if limit == 0:
+            if len(served) == limit:
                 break
-            passed = [left[gate_id] for gate_id in route.gate_ids]
-            starts = all(each.slots != 0 and each.starts != 0 for each in passed)
-            if not (starts or (route.resumes and all(each.lets_resume for each in passed))):
-                continue
-            for each in passed:
-                each.take(starts=starts)
-            sums = given.setdefault(route.route_id, [0, 0])
-            sums[0] += 1
-            sums[1] += starts
-            limit -= 1
-            still.append(route)
-        turn = still
+            rooms = [left[gate_id] for gate_id in route.gate_ids]
+            may_start = all(each.slots != 0 and each.starts != 0 for each in rooms)
+            may_resume = route.resumes and all(each.has_slot(resumes=True) for each in rooms)
+            if may_start or may_resume:
+                for each in rooms:
+                    each.take(starts=may_start)
+                slots[route.route_id] += 1
+                starts[route.route_id] += may_start
+                served.append(route)
+        limit -= len(served)
+        turn = served
     return [
-        Allowance(route_id=route_id, slots=slots, starts=starts)
-        for route_id, (slots, starts) in given.items()
+        Allowance(route_id=route_id, slots=count, starts=starts[route_id])
+        for route_id, count in slots.items()
     ]
 
 
-class _Left:
-    """The room left at a gate while it is shared out; negative means unlimited."""
-
-    def __init__(self, room: Room) -> None:
-        self.slots = -1 if room.slots is None else room.slots
-        self.starts = -1 if room.starts is None else room.starts
-        self._keeps = room.keeps
-
-    @property
-    def lets_resume(self) -> bool:
-        return self._keeps or self.slots != 0
-
-    def take(self, *, starts: bool) -> None:
-        """Take room for one more. If it turns out to resume, more room is left."""
-        self.slots -= self.slots > 0 and (starts or not self._keeps)
-        self.starts -= starts and self.starts > 0
-
-
 def next_opening_ms(states: Iterable[GateState], now_ms: int) -> int | None:
-    """When the first of the windows that are full opens."""
-    times = (
-        opens_at_ms(state.limits, read_window(state.gate.starts), now_ms)
-        for state in states
-        if state.limits.rate
-    )
+    """When the first of the full windows opens."""
+    times = (state.opens_at_ms(now_ms) for state in states)
     return min((each for each in times if each is not None), default=None)
+
+
+def check_room(state: GateState, called: str, now_ms: int, *, resumes: bool) -> None:
+    """Raise unless one more execution fits."""
+    if state.gate.closed:
+        raise BudgetExceeded(f"a budget of {called} is used up")
+    limits, room = state.limits, state.room(now_ms)
+    if not room.has_slot(resumes=resumes):
+        raise ConcurrencyLimitExceeded(f"{called}: {state.in_use} of {limits.cap} are in use")
+    if room.starts == 0 and not resumes:
+        raise RateLimitExceeded(
+            f"{called}: {limits.rate} have started in the last {limits.window_ms} ms"
+        )
 
 
 # What people see --------------------------------------------------------
@@ -632,11 +609,11 @@ class GateFacts(Struct, frozen=True, kw_only=True):
     state: GateState
 
     def holds_until_ms(self, now_ms: int) -> float:
-        """How long it keeps others from starting, as far as that is known; 0 if it does not."""
+        """Until when it keeps others from starting, as far as that is known; 0 if it does not."""
         if self.state.gate.closed:
             return math.inf
         try:
-            opens_at = opens_at_ms(self.state.limits, read_window(self.state.gate.starts), now_ms)
+            opens_at = self.state.opens_at_ms(now_ms)
         except Corruption:
             return math.inf
         if opens_at is not None:
@@ -652,11 +629,10 @@ class GateFacts(Struct, frozen=True, kw_only=True):
         if not room.has_slot(resumes=resumes):
             doing = "running or suspended" if limits.keeps else "running"
             return f"{self.state.in_use} of {limits.cap} {doing}{whose}"
-        window = read_window(gate.starts)
-        opens_at = opens_at_ms(limits, window, now_ms)
+        opens_at = self.state.opens_at_ms(now_ms)
         if opens_at is None or resumes:
             return None
-        started = counted(trimmed(window, limits.window_ms, now_ms))
+        started = counted(trimmed(self.state.window, limits.window_ms, now_ms))
         return (
             f"{started} of {limits.rate} started in the last {span(limits.window_ms)}{whose}, room"
             f" in {span(opens_at - now_ms)}"
@@ -691,10 +667,8 @@ def decide_admission(
     """Whether one more fits. `chance` is uniform in [0, 1)."""
     room = state.room(now_ms)
     if room.starts == 0:
-        opens_at = opens_at_ms(state.limits, read_window(state.gate.starts), now_ms) or now_ms
-        return RateExceeded(
-            retry_after_ms=max(0, opens_at - now_ms) + int(chance * (jitter_ms + 1))
-        )
+        wait_ms = max(0, (state.opens_at_ms(now_ms) or now_ms) - now_ms)
+        return RateExceeded(retry_after_ms=wait_ms + int(chance * (jitter_ms + 1)))
     if room.slots == 0:
         return ConcurrencyExceeded()
     return Admitted()

@@ -1,17 +1,24 @@
-"""One execution for one worker: grants.
+"""One execution for one worker, by id; or for none, while it is kept back.
 
 A scheduler that has picked an execution for a worker issues a grant; the worker turns it into
 a lease. The execution's own row says until when it is granted, which keeps `claim` away from it. A
 grant need not be taken back: any change to the execution ends it, and so does time.
 
-The worker shows the key it was given. It is signed over everything the grant is about, and
-names the one grant it stands for, so that a key that was left over never claims a later life of
+The worker shows the key it received. It is signed over everything the grant is about, and
+names the one grant it stands for, so that an old key never claims a later life of
 the execution. The lease has the id of the grant: a claim that is repeated because its answer
 was lost gets the same lease.
+
+An execution is kept back from every worker for a reason that the caller names: a budget or a quota
+is used up, no registered worker can run it, or an operator or a policy pauses it. An execution that
+waits for anything else is refused: that wait comes first, and the reason may no longer hold once it
+is over. Executions that limits hold up are not kept back: they stay ready
+(`diagnosis.held_up_by_limits`).
 """
 
 import hashlib
 import hmac
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -19,12 +26,13 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import states, transitions
-from flowfabric.core.checks import check_optional_int, check_optional_time, missing
+from flowfabric.core.checks import missing
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
+    GateId,
     LeaseId,
     WorkerId,
     WorkerInstanceId,
@@ -40,10 +48,25 @@ from flowfabric.core.leases import (
     note_expired,
     reclaims,
 )
-from flowfabric.core.policies import DURATION_MAX_MS, parse_policy, reclaim_limit
-from flowfabric.core.records import Execution, GrantKind, Lane, StoredGrant
-from flowfabric.core.results import GrantNotFound, Marked, NotReclaimable, ReclaimCapExceeded
-from flowfabric.core.situations import LOST_LEASE, Hold, Situation, held_by, resumes, situation_of
+from flowfabric.core.policies import parse_policy, reclaim_limit
+from flowfabric.core.records import Execution, GrantKind, Lane, Record, StoredGrant
+from flowfabric.core.results import (
+    Blocked,
+    GrantNotFound,
+    Marked,
+    NotReclaimable,
+    ReclaimCapExceeded,
+    Unblocked,
+)
+from flowfabric.core.situations import (
+    GATE_REASONS,
+    LOST_LEASE,
+    Hold,
+    Situation,
+    gated,
+    held_by,
+    situation_of,
+)
 
 # The key a worker shows -----------------------------------------------------
 
@@ -93,21 +116,13 @@ def _signature(
     grant: StoredGrant | GrantKey, execution: Execution, worker_id: str, secret: bytes
 ) -> bytes:
     """Over fields with their lengths, so that none can run into the next."""
-    message = _encode(
-        (
-            grant.kind,
-            grant.grant_id,
-            grant.expires_at_ms,
-            execution.execution_id,
-            execution.lane_id,
-            worker_id,
-        )
-    )
+    about = (grant.kind, grant.grant_id, grant.expires_at_ms)
+    message = _encode((*about, execution.execution_id, execution.lane_id, worker_id))
     return hashlib.blake2s(message, key=secret, digest_size=16, person=b"grant").digest()
 
 
 def opens(key: GrantKey, execution: Execution, worker_id: str, secret: bytes) -> bool:
-    """Whether we gave this key to this worker, for this execution."""
+    """Whether the key was issued to this worker for this execution."""
     return hmac.compare_digest(_signature(key, execution, worker_id, secret), key.signature)
 
 
@@ -152,15 +167,13 @@ def decide_grant(
 ) -> transitions.Decision[StoredGrant]:
     """Reserve a waiting execution. A live grant of another worker stands in the way.
 
-    A worker that asks again gets the grant it has. One that lacks a capability is
-    refused, and the time of it kept on the execution.
+    A worker that asks again gets the grant it has. A worker that lacks a capability is
+    refused, and the execution remembers when.
     """
     execution = subject.execution
     waits = execution.lifecycle_phase is states.LifecyclePhase.RUNNABLE
     if not waits or held_by(execution) not in (Hold.NOTHING, Hold.GRANT):
-        raise errors.ExecutionNotEligible(
-            f"{execution.called} is {execution.public_state} and waits for no worker"
-        )
+        raise not_eligible(execution)
     old = _granted_before(subject, request.worker, now_ms)
     if old is not None:
         return transitions.Decision(answer=old)
@@ -201,9 +214,7 @@ def decide_reclaim_grant(
         detail = f"capability_mismatch: {','.join(lacking)}"
         return _not_reclaimable(execution_id, detail, changes)
     made = _grant(subject, GrantKind.RECLAIM, request, timing.now_ms)
-    return transitions.Decision(
-        answer=made.answer, changes=transitions.combine((lost, made.changes))
-    )
+    return structs.replace(made, changes=transitions.combine((lost, made.changes)))
 
 
 def _granted_before(
@@ -259,8 +270,8 @@ def _reclaimable(execution: Execution) -> bool:
 
 
 def _not_reclaimable(
-    execution_id: ExecutionId, detail: str, changes: transitions.Changes
-) -> transitions.Decision[StoredGrant | NotReclaimable | ReclaimCapExceeded]:
+    execution_id: ExecutionId, detail: str, changes: transitions.Changes = transitions.NO_CHANGES
+) -> transitions.Decision[NotReclaimable]:
     answer = NotReclaimable(execution_id=execution_id, detail=detail)
     return transitions.Decision(answer=answer, changes=changes)
 
@@ -270,26 +281,44 @@ def _not_reclaimable(
 
 def decide_return(subject: transitions.Subject, now_ms: int) -> transitions.Decision[Marked | None]:
     """Forget a grant that was not used in time: any worker may claim the execution again."""
-    grant = subject.grant
+    grant, execution = subject.grant, subject.execution
     if grant is None or grant.expires_at_ms >= now_ms:
         return transitions.Decision(answer=None)
-    changes = given_back(subject, now_ms)
-    execution = subject.execution
-    return transitions.Decision(
-        answer=Marked(execution_id=execution.execution_id, public_state=execution.public_state),
-        changes=changes,
-    )
+    answer = Marked(execution_id=execution.execution_id, public_state=execution.public_state)
+    return transitions.Decision(answer=answer, changes=given_back(subject, now_ms))
 
 
-def counted_start_ms(subject: transitions.Subject, now_ms: int) -> int | None:
-    """When the start was counted of a grant whose time is over, if one was.
+def unused_starts(
+    subjects: Iterable[transitions.Subject], changes: transitions.Changes, now_ms: int
+) -> dict[GateId, list[int]]:
+    """When each gate counted a start for a grant that expires unused with `changes`.
 
-    None of a leftover: whatever the execution went through, the grant is no longer its own.
+    A grant that the execution no longer refers to keeps its start: the execution has moved on.
     """
-    grant, execution = subject.grant, subject.execution
-    if grant is None or grant.expires_at_ms >= now_ms or resumes(execution):
-        return None
-    return grant.issued_at_ms if execution.granted_until_ms == grant.expires_at_ms else None
+    written = (*changes.updates, *changes.deletes)
+    gone = {each.execution_id for each in written if isinstance(each, StoredGrant)}
+    times: dict[GateId, list[int]] = {}
+    for subject in subjects:
+        grant, until_ms = subject.grant, subject.execution.granted_until_ms
+        if grant is None or grant.execution_id not in gone or grant.expires_at_ms >= now_ms:
+            continue
+        if until_ms == grant.expires_at_ms:
+            for gate_id in msgspec.json.decode(grant.counted_by, type=list[GateId]):
+                times.setdefault(gate_id, []).append(grant.issued_at_ms)
+    return times
+
+
+def counted(changes: transitions.Changes, gate_ids: Iterable[GateId]) -> transitions.Changes:
+    """The same changes; their grant remembers the gates that counted its start."""
+    counted_by = msgspec.json.encode(sorted(gate_ids)).decode()
+
+    def noted(records: Iterable[Record]) -> tuple[Record, ...]:
+        return tuple(
+            structs.replace(each, counted_by=counted_by) if isinstance(each, StoredGrant) else each
+            for each in records
+        )
+
+    return structs.replace(changes, inserts=noted(changes.inserts), updates=noted(changes.updates))
 
 
 def given_back(subject: transitions.Subject, now_ms: int) -> transitions.Changes:
@@ -304,37 +333,8 @@ def given_back(subject: transitions.Subject, now_ms: int) -> transitions.Changes
 # Using ----------------------------------------------------------------------
 
 
-class Timers(Struct, frozen=True, kw_only=True):
-    """What a claim may set differently: the timeout of its own attempt, and the deadline."""
-
-    attempt_timeout_ms: int | None = None
-    """Zero: this attempt has none."""
-    deadline_at_ms: int | None = None
-
-    def fields(self, now_ms: int) -> dict[str, transitions.Field]:
-        timeout_ms, deadline_ms = self.attempt_timeout_ms, self.deadline_at_ms
-        fields: dict[str, transitions.Field] = {}
-        if timeout_ms is not None:
-            fields["attempt_deadline_ms"] = now_ms + timeout_ms if timeout_ms else None
-        if deadline_ms is not None:
-            fields["deadline_at_ms"] = deadline_ms
-        return fields
-
-
-NO_OTHER_TIMERS: Final = Timers()
-
-
-def check_timers(attempt_timeout_ms: object, execution_deadline_at_ms: object) -> Timers:
-    return Timers(
-        attempt_timeout_ms=check_optional_int(
-            "attempt_timeout_ms", attempt_timeout_ms, 0, DURATION_MAX_MS
-        ),
-        deadline_at_ms=check_optional_time("execution_deadline_at_ms", execution_deadline_at_ms),
-    )
-
-
 class GrantClaim(Struct, frozen=True, kw_only=True):
-    """What a worker says when it claims an execution by id."""
+    """A worker's claim of an execution by id."""
 
     worker: WorkerIdentity
     key: GrantKey
@@ -342,23 +342,35 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
     """What keys are signed with."""
     lease_ttl_ms: int
     lane_id: str | None = None
-    """Refused if given and another one."""
+    """The claim is refused if the execution is in another lane."""
     lease_id: LeaseId | None = None
-    """That of the grant unless given."""
+    """Defaults to the grant's id."""
     attempt_id: AttemptId | None = None
     """For an attempt that begins; defaults to the grant's id."""
-    timers: Timers = NO_OTHER_TIMERS
+    attempt_timeout_ms: int | None = None
+    """Zero: this attempt has none."""
+    deadline_at_ms: int | None = None
     attempt_index: int | None = None
     attempt_time_left_ms: int | None = None
-    """Stands in for what an attempt that goes on had left when it was parked."""
+    """Replaces the time that a resumed attempt had left when it was parked."""
     max_reclaim_count: int | None = None
 
     @property
     def ids(self) -> NewIds:
-        made = self.key.grant_id
+        grant_id = self.key.grant_id
         return NewIds(
-            lease_id=self.lease_id or LeaseId(made), attempt_id=self.attempt_id or AttemptId(made)
+            lease_id=self.lease_id or LeaseId(grant_id),
+            attempt_id=self.attempt_id or AttemptId(grant_id),
         )
+
+    def timers(self, now_ms: int) -> dict[str, transitions.Field]:
+        """The times that the claim sets."""
+        timeout_ms, timers = self.attempt_timeout_ms, dict[str, transitions.Field]()
+        if timeout_ms is not None:
+            timers["attempt_deadline_ms"] = now_ms + timeout_ms if timeout_ms else None
+        if self.deadline_at_ms is not None:
+            timers["deadline_at_ms"] = self.deadline_at_ms
+        return timers
 
 
 def decide_claim_granted(
@@ -382,7 +394,7 @@ def decide_claim_granted(
 def decide_claim_resumed(
     subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: transitions.Timing
 ) -> transitions.Decision[Granted]:
-    """Turn a grant into a lease under which the interrupted attempt goes on."""
+    """Turn a grant into a lease under which the interrupted attempt continues."""
     repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:
         return transitions.Decision(answer=repeated)
@@ -422,7 +434,7 @@ def _lease(
         claim.lease_ttl_ms,
         claim.ids,
         now_ms,
-        timers=claim.timers.fields(now_ms),
+        timers=claim.timers(now_ms),
     )
     return structs.replace(decision, changes=structs.replace(decision.changes, deletes=(grant,)))
 
@@ -512,48 +524,35 @@ def decide_reclaim(
 ) -> transitions.Decision[Granted | NotReclaimable | ReclaimCapExceeded | GrantNotFound]:
     """Turn a grant into a lease under which a lost attempt is tried again.
 
-    An execution that has lost its lease as often as it may fails, but only when a grant
+    An execution that has lost its lease too often fails, but only when a grant
     is used.
     """
     repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:
         return transitions.Decision(answer=repeated)
-    execution, grant = subject.execution, subject.grant
+    execution, grant, worker_id = subject.execution, subject.grant, claim.worker.worker_id
     execution_id = execution.execution_id
     if not _reclaimable(execution):
-        lost = NotReclaimable(execution_id=execution_id, detail="execution_not_reclaimable")
-        return transitions.Decision(answer=lost)
-    limit = _reclaim_limit(execution, claim.max_reclaim_count)
+        return _not_reclaimable(execution_id, "execution_not_reclaimable")
+    limit = reclaim_limit(parse_policy(execution.policy))
+    if claim.max_reclaim_count is not None:
+        limit = min(limit, claim.max_reclaim_count)
     exceeded = ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
     too_often = reclaims(execution) >= limit
     check_lane_meant(execution, claim.lane_id)
-    if grant is not None and grant.grant_id == claim.key.grant_id:
-        _check_owner(grant, claim.worker)
+    if grant is not None and grant.grant_id == claim.key.grant_id and grant.worker_id != worker_id:
+        problem = f"the grant was issued to {grant.worker_id}"
+        raise errors.InvalidInput("worker_id", problem, worker_id)
     try:
         grant = check_grant(subject, claim, GrantKind.RECLAIM, timing.now_ms)
-    except transitions.Refusal as late:
+    except (transitions.Refusal, errors.Contention) as late:
         answer = exceeded if too_often else GrantNotFound(execution_id=execution_id)
-        return transitions.Decision(answer=answer, changes=late.changes)
-    except errors.Contention:
-        answer = exceeded if too_often else GrantNotFound(execution_id=execution_id)
-        return transitions.Decision(answer=answer)
+        noted = late.changes if isinstance(late, transitions.Refusal) else transitions.NO_CHANGES
+        return transitions.Decision(answer=answer, changes=noted)
     check_lane(lane)
     if too_often:
         return transitions.Decision(answer=exceeded, changes=_give_up(subject, timing))
-    made = _lease(subject, grant, claim, timing.now_ms)
-    return transitions.Decision(answer=made.answer, changes=made.changes)
-
-
-def _reclaim_limit(execution: Execution, asked: int | None) -> int:
-    limit = reclaim_limit(parse_policy(execution.policy))
-    return limit if asked is None else min(limit, asked)
-
-
-def _check_owner(grant: StoredGrant, worker: WorkerIdentity) -> None:
-    if grant.worker_id != worker.worker_id:
-        raise errors.InvalidInput(
-            "worker_id", f"the grant was issued to {grant.worker_id}", worker.worker_id
-        )
+    return _lease(subject, grant, claim, timing.now_ms)
 
 
 def _give_up(subject: transitions.Subject, timing: transitions.Timing) -> transitions.Changes:
@@ -571,7 +570,7 @@ def _give_up(subject: transitions.Subject, timing: transitions.Timing) -> transi
     return structs.replace(ended, events=(taken, *ended.events))
 
 
-# An operator takes one himself ----------------------------------------------
+# An operator takes one ------------------------------------------------------
 
 OPERATOR: Final = "operator"
 
@@ -587,7 +586,7 @@ def decide_grant_and_claim(
 ) -> transitions.Decision[Granted]:
     """Give a waiting execution to the operator who asks for it, whatever it requires.
 
-    With `force`, one whose attempt sleeps is woken for it.
+    With `force`, a sleeping attempt is woken.
     """
     execution = subject.execution
     if execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
@@ -621,3 +620,59 @@ def not_eligible(execution: Execution) -> errors.ExecutionNotEligible:
     return errors.ExecutionNotEligible(
         f"{execution.called} is {execution.public_state} and waits for no worker"
     )
+
+
+# Keeping one back -----------------------------------------------------------
+
+
+def check_gate_reason(field: str, reason: object) -> states.BlockingReason:
+    if not isinstance(reason, str) or reason not in GATE_REASONS:
+        raise errors.InvalidBlockingReason(
+            field, f"must be one of {', '.join(GATE_REASONS)}", reason
+        )
+    return states.BlockingReason(reason)
+
+
+def decide_keep_back(
+    subject: transitions.Subject,
+    reason: states.BlockingReason,
+    detail: str,
+    timing: transitions.Timing,
+) -> transitions.Decision[Blocked]:
+    """Keep a waiting execution from every worker. Whatever else it waits for comes first."""
+    execution = subject.execution
+    if execution.lifecycle_phase is states.LifecyclePhase.TERMINAL:
+        raise not_active(execution)
+    waits = situation_of(execution) in (Situation.WAITING, Situation.RESUMABLE)
+    if not (waits or _is_kept_back(execution)):
+        raise not_eligible(execution)
+    kept = transitions.change(execution, timing.now_ms, **gated(reason, detail))
+    return transitions.Decision(
+        answer=Blocked(execution_id=execution.execution_id, reason=reason),
+        changes=transitions.Changes(updates=(kept,)),
+    )
+
+
+def decide_let_go(
+    subject: transitions.Subject, expected: states.BlockingReason | None, timing: transitions.Timing
+) -> transitions.Decision[Unblocked]:
+    """Release an execution that was kept back, for the `expected` reason if there is one."""
+    execution = subject.execution
+    if not _is_kept_back(execution):
+        raise errors.ExecutionNotEligible(
+            f"{execution.called} is {execution.public_state} and not kept back"
+        )
+    if expected not in (None, execution.blocking_reason):
+        raise errors.ExecutionNotEligible(
+            f"{execution.called} is kept back for {execution.blocking_reason}, not {expected}"
+        )
+    free = transitions.change(execution, timing.now_ms, **transitions.UNBLOCKED)
+    return transitions.Decision(
+        answer=Unblocked(execution_id=execution.execution_id),
+        changes=transitions.Changes(updates=(free,)),
+    )
+
+
+def _is_kept_back(execution: Execution) -> bool:
+    gated_now = situation_of(execution) is Situation.GATED
+    return gated_now and execution.blocking_reason in GATE_REASONS

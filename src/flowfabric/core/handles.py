@@ -51,11 +51,9 @@ _V2: Final = 0x02
 _V2_WIRE_VERSION: Final = 0x01
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_HEAD: Final = struct.Struct("<BBBI")
+_HEAD: Final = struct.Struct("<BBB")
 _U32: Final = struct.Struct("<I")
-_U32_U32: Final = struct.Struct("<II")
 _U64_U64: Final = struct.Struct("<QQ")
-_U64_U64_U32: Final = struct.Struct("<QQI")
 
 
 class HandleKind(StrEnum):
@@ -145,28 +143,26 @@ class Signer:
 
 
 def encode_opaque(handle: Handle) -> bytes:
-    execution_id = handle.execution_id.encode()
-    attempt_id = handle.attempt_id.encode()
-    lease_id = handle.lease_id.encode()
-    lane_id = handle.lane_id.encode()
-    worker_instance_id = handle.worker_instance_id.encode()
     try:
         return b"".join(
             (
-                _HEAD.pack(_V2, _V2_WIRE_VERSION, handle.backend_tag, len(execution_id)),
-                execution_id,
-                _U32_U32.pack(handle.attempt_index, len(attempt_id)),
-                attempt_id,
-                _U32.pack(len(lease_id)),
-                lease_id,
-                _U64_U64_U32.pack(handle.lease_epoch, handle.lease_ttl_ms, len(lane_id)),
-                lane_id,
-                _U32.pack(len(worker_instance_id)),
-                worker_instance_id,
+                _HEAD.pack(_V2, _V2_WIRE_VERSION, handle.backend_tag),
+                _text(handle.execution_id),
+                _U32.pack(handle.attempt_index),
+                _text(handle.attempt_id),
+                _text(handle.lease_id),
+                _U64_U64.pack(handle.lease_epoch, handle.lease_ttl_ms),
+                _text(handle.lane_id),
+                _text(handle.worker_instance_id),
             )
         )
     except struct.error as error:
         raise InvalidHandle(f"handle_codec: number out of range ({error})") from None
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return _U32.pack(len(data)) + data
 
 
 def decode_opaque(data: bytes, kind: HandleKind) -> Handle:

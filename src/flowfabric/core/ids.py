@@ -61,13 +61,9 @@ def crc16_xmodem(data: bytes) -> int:
     return crc_hqx(data, 0)
 
 
-def flow_partition(flow_id: str, config: PartitionConfig) -> int:
-    return crc16_xmodem(_uuid_bytes(flow_id)) % config.num_flow
-
-
-def solo_partition(uuid: str, config: PartitionConfig) -> int:
-    """The partition of an execution that belongs to no flow."""
-    return crc16_xmodem(_uuid_bytes(uuid)) % config.num_flow
+def partition_for(uuid: str, config: PartitionConfig) -> int:
+    """The partition of a flow with its members, or of an execution that belongs to none."""
+    return crc16_xmodem(bytes.fromhex(uuid.replace("-", ""))) % config.num_flow
 
 
 def fitted(uuid: str, partition: int, config: PartitionConfig) -> str:
@@ -75,7 +71,7 @@ def fitted(uuid: str, partition: int, config: PartitionConfig) -> str:
 
     Two bytes reach every value of a 16-bit sum, so there is always a solution.
     """
-    data = _uuid_bytes(uuid)
+    data = bytes.fromhex(uuid.replace("-", ""))
     before, wanted = crc16_xmodem(data[:-2]), crc16_xmodem(data)
     wanted += partition - wanted % config.num_flow
     if wanted > INDEX_MAX:
@@ -155,10 +151,6 @@ def parse_flow_partition(text: str) -> int:
     if key.family is not PartitionFamily.FLOW:
         raise InvalidInput("partition", "must be of executions: {fp:N}", text)
     return key.index
-
-
-def _uuid_bytes(uuid: str) -> bytes:
-    return bytes.fromhex(uuid.replace("-", ""))
 
 
 ExecutionId = NewType("ExecutionId", str)
@@ -333,7 +325,7 @@ def derived_uuid(*parts: str) -> str:
 
 def solo_execution_id(uuid: str, partitions: PartitionConfig) -> ExecutionId:
     """The id of an execution that belongs to no flow. Any uuid is embedded verbatim."""
-    return make_execution_id(solo_partition(uuid, partitions), uuid)
+    return make_execution_id(partition_for(uuid, partitions), uuid)
 
 
 def check_own_partition(execution_id: ExecutionId, partitions: PartitionConfig) -> ExecutionId:
@@ -350,7 +342,7 @@ def check_own_partition(execution_id: ExecutionId, partitions: PartitionConfig) 
 
 def member_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig) -> ExecutionId:
     """The id of a member of a flow, with a uuid that tells its partition by itself."""
-    partition = flow_partition(flow_id, partitions)
+    partition = partition_for(flow_id, partitions)
     return make_execution_id(partition, fitted(uuid, partition, partitions))
 
 
@@ -366,7 +358,7 @@ def named_member_id(flow_id: FlowId, text: str, partitions: PartitionConfig) -> 
 
 def flow_execution_id(flow_id: FlowId, uuid: str, partitions: PartitionConfig) -> ExecutionId:
     """The id of a member of a flow. Any uuid is embedded verbatim."""
-    return make_execution_id(flow_partition(flow_id, partitions), uuid)
+    return make_execution_id(partition_for(flow_id, partitions), uuid)
 
 
 def parse_uuid(field: str, text: object) -> str:

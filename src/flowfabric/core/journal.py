@@ -9,42 +9,44 @@ Within a line a call is known by kind and name. Calls made together, before any 
 them is awaited, are matched together:
 
 1. A call takes the stored step with equal arguments, if there is one.
-2. What is left is matched by number, which is the order of the code. Arguments
-   are no reason to refuse: one may be the time. But they are once branches have worked outside of
-   steps: then the code may go on in the order in which they ended.
+2. The rest are matched by number, which is the order of the code. Different arguments are no
+   reason to refuse, since one may be the time; but once branches have worked outside steps they
+   are, because the code may then continue in the order in which those branches ended.
 3. A call made while earlier calls or branches of its own line are still under way is
-   *parallel*: its number is a matter of who came first, and whether it is made at all may be one
-   of which branch fails first. Outcomes come in the same order in every run (see `Order`), but
-   what the code does outside of steps takes its own time. So it is known by kind, name and
-   arguments alone, whether or not those branches have made a call.
+   *parallel*: its number depends on which branch came first, and whether it is made at all may
+   depend on which branch fails first. Outcomes arrive in the same order in every run (see
+   `Order`), but work outside steps takes a different time in each. So a parallel call is known by
+   kind, name and arguments alone, whether or not those branches have made a call. The same goes
+   for every call of a line that has begun to take results as they arrive from branches that
+   work outside steps.
 
-A call that finds no stored step is new. It may run only if its line has left no step
-of the line behind: otherwise the code no longer accounts for what is stored.
-Parallel steps are no such sign, since their branch may still come. But a line that has
-seen the same outcomes asks for the same: if an earlier run asked for another call in this line,
-after the same outcome, and this run waits for a new one there instead, the code has changed. That
-outcome is known (`Asked.after`) unless something else may have brought the line there: a branch
-that works outside of calls, or several that ended since its last call, of which it may have
-taken any first. Beside branches that work outside of calls and make none, the order of the code
-counts until one of them has ended.
+A call that matches no stored step is new. It may run only if its line has skipped no stored step:
+otherwise the code no longer fits what is stored. A parallel step that was not asked for proves
+nothing, since its branch may still ask. But a line that has seen the same outcomes makes the same
+calls: if an earlier run made another call in this line after the same outcome, and this run waits
+for a new one there instead, the code has changed. That outcome is known (`Asked.after`) unless
+something else may have brought the line there: a branch that works outside calls, or several
+branches that ended since its last call, any of which it may have handled first. Next to branches
+that work outside calls and make none, the order of the code counts until one of them has ended.
 
 A line is known by its parent, its name, its arguments and its ordinal among its equals there,
 which it gets when it is started, whether or not it ever stores anything: so the first of two
-equal lines never takes what the second has stored. It is looked for at its place, with all its
-arguments, then with those that stay the same in every run; then by number, which is the order of
-the code; then with all its arguments at any other place of its parent: the calls before it
-came in another order, or not at all.
+equal lines never takes what the second has stored. The stored line is looked up at its place, by
+all its arguments, then by those that are the same in every run, then by number, which is the order
+of the code; and last by all its arguments at any other place of its parent, in case the calls
+before it came in another order, or not at all.
 
 What is left of a name because a call was removed goes to no call with other arguments. A call
 that was given something by its number, and its arguments say later that it was another's, is
-an inserted one: a person may accept that it runs.
+an inserted one: a person may accept that it runs (see `changed_code`). The other call is refused
+until then, in whatever branch: it is stored, and must not run again.
 
 A call that is new in its line, but stored in another where nobody may ask for it any more, has
-been moved there by changed code. It must not run either. If that line is on its way there, at a
-lock say, and this one went on without the call in an earlier run, whichever comes first makes it
-for both: the call stands for that step, and if the other line makes it after all, it takes the
-place of this call. And while one line alone goes on, all that is stored in others and was not asked
-for lies ahead of it: nothing new runs there, and a patch is off.
+been moved here by changed code. It must not run either. If that other line is still on its way to
+the call, say at a lock, and an earlier run continued this line without the call, whichever line
+comes first makes the call for both: this call takes the stored step, and if the other line makes
+the call after all, it takes this call's place. And while only one line is running, every stored
+step that other lines have not asked for still lies ahead: nothing new runs, and patches are off.
 """
 
 import hashlib
@@ -79,8 +81,8 @@ class Asked(NamedTuple):
     kind: str
     name: str
     digest: str
-    """Of its arguments: one of those that stay the same in every run, as a rule, then,
-    after a dot, one of all."""
+    """Of its arguments: usually a digest of those that stay the same in every run, then, after a
+    dot, a digest of all of them."""
     number: int
     """Which use of the name it is; of name and firm arguments, if it is parallel."""
     parallel: bool = False
@@ -93,9 +95,9 @@ class Asked(NamedTuple):
     at_once: bool = False
     """It is made together with them: the order of the code tells which call it is."""
     after: int | None = None
-    """If it is parallel: the position of the last outcome before it (see `Order`), or, if its
-    line alone makes calls, minus its number in the line; none, if what the code does outside of
-    steps may have brought it here."""
+    """If it is parallel: the position of the last outcome before it (see `Order`) or, if only its
+    line makes calls, the negative of its number in the line. None if something the code did
+    outside steps may have led here."""
     tells: bool = False
     """Its arguments say something that stays the same in every run."""
 
@@ -131,20 +133,20 @@ def indistinct(asked: Asked) -> str:
 
 
 class Going(NamedTuple):
-    """Who may still ask for something, as far as a call that is not stored is concerned.
+    """The lines that may still make calls when a call that is not stored is about to run.
 
-    Every outcome that is stored has reached the function by then. So nobody asks for more but by
-    something done outside of steps: if nothing is, no line goes on in this sense.
+    By then every stored outcome has reached the function. So a line makes another call only because
+    of something done outside steps: if nothing is, no line counts as alive.
     """
 
     alive: Collection[str]
-    """Lines that go on; without that of the call and those it was started in, which wait for it."""
+    """Lines that are running, except that of the call and its parents, which wait for it."""
     places: Collection[str]
-    """Where they are: what is started next is started at one of these."""
+    """Where they are: the next branches start at one of these."""
     unknown: Collection[str]
-    """Labels of branches that have made no call: they may be any of their label."""
+    """Labels of branches that have made no call: each may be any line with its label."""
     cut_off: Collection[str]
-    """Lines that were cancelled or have failed: what they would have asked for, nobody knows."""
+    """Lines that were cancelled or failed: nobody knows what they would have called next."""
 
 
 def may_ask_yet(line: str, going: Going) -> bool:
@@ -255,14 +257,15 @@ def branch_name(line: str) -> str:
 
 
 def identity(lines: Sequence[str], asked: Asked) -> str:
-    """What a call is known by before it is stored: its arguments, then its order among equals.
+    """What identifies a call before it is stored: its arguments, then its ordinal among equals.
 
-    Ids of what a call creates outside the journal are made of it. So a loop over a set,
-    in another order each time, finds what an earlier run created and did not store. `lines`
-    leads from the function, or a line with a name, to the line of the call.
+    The ids of what a call creates outside the journal are derived from it. So a loop over a set,
+    whose order differs from run to run, finds what an earlier run created but did not store.
+    `lines` leads from the function, or from a named line, to the line of the call.
 
-    Branches may share their items, and another one may submit a child in the next run. So the
-    arguments of a child alone tell it, if they can: equal children are as good as each other.
+    Branches may share their items, so another branch may submit a child in the next run. A child
+    is therefore identified by its arguments alone where possible: equal children are
+    interchangeable.
     """
     parts = [lines[0]]
     alone = len(lines) > 1 and asked.kind == StepKind.SUBMIT and asked.tells
@@ -356,17 +359,13 @@ def step_key(line: str, asked: Asked) -> str:
     return _short(key)
 
 
-def inserted_key(key: str) -> str:
-    """What is accepted where a call came between: that a step is given to none but its equal."""
-    return _short(f"instead of {key}")
-
-
-def siblings_key(line: str, asked: Asked) -> str:
-    """What is accepted of a call in a branch: that it runs in all that are like this one."""
+def siblings_name(line: str, call: Asked | Kept) -> str:
+    """A call as a person accepts it: the same in all branches that are like this one."""
+    name = call.name if call.kind == StepKind.CALL else f"{call.kind} {call.name}"
     if line == ROOT:
-        return ""
+        return _short(name)
     label = "any with a name" if line.startswith("=") else _kept_line(line).name
-    return _short(f"{asked.kind} {asked.name} in {label}")
+    return _short(f"{name} in {label}")
 
 
 def _short(key: str) -> str:
@@ -386,14 +385,14 @@ def _hash(text: str) -> str:
 # each outcome has a *position*, which is stored with its step, and every run delivers by
 # these rules:
 #
-# 1. Outcomes reach the function one at a time: the next one when the function has come to rest
-#    after the one before, that is, when it has asked for all it asks for without another.
+# 1. Outcomes reach the function one at a time. The next one is delivered once the function is at
+#    rest again, that is, once it has made every call it can make without another outcome.
 # 2. The lowest position goes first. A position is allotted when an outcome is about to be stored;
 #    while that is under way, no later one is delivered.
-# 3. A call that is not stored runs when every stored outcome was delivered: by then the function
-#    has come as far as the run before had come.
-# 4. A stored outcome whose turn it is, but which nobody asks for, is waited for only a moment. The
-#    function may do something outside of steps before it asks, or may not ask at all.
+# 3. A call that is not stored runs once every stored outcome has been delivered: by then the
+#    function has come as far as it did in the previous run.
+# 4. If it is the turn of a stored outcome that the function has not asked for, we wait only a
+#    moment: the function may be doing something outside steps first, or may never ask for it.
 #
 # So the function sees one sequence of outcomes, however often it runs, and makes the same
 # calls.
@@ -415,8 +414,8 @@ class Order:
         self.whole = True
         """Whether all outcomes are stored that have reached the function before the last one."""
         self.reached: int | None = 0
-        """The position of the last outcome delivered; none once one before it was left out, since
-        the function has seen another sequence then."""
+        """The position of the last outcome delivered; None once an earlier one was left out,
+        because the function has then seen a different sequence."""
 
     def take_in(self, positions: Iterable[int]) -> None:
         """Know what earlier runs have stored."""
@@ -432,7 +431,7 @@ class Order:
         return self._last
 
     def wait(self, position: int) -> None:
-        """The function can have this outcome: it was stored before, or is stored now."""
+        """The outcome is ready for the function: it was stored earlier, or just now."""
         if position in self._stored:
             heapq.heappush(self._asked_for, position)
         else:
@@ -449,7 +448,7 @@ class Order:
         self._allotted.pop(position, None)
 
     def next(self, *, patient: bool = True) -> int | None:
-        """What reaches the function now that it is at rest; `patient`, in its order."""
+        """What to deliver now that the function is at rest; if `patient`, strictly in order."""
         if patient and self.expects:
             return None
         asked_for = self._first_asked_for()
@@ -477,7 +476,7 @@ class Order:
         return bool(self._expected) and (asked_for is None or self._expected[0] < asked_for)
 
     def expect_no_more(self) -> None:
-        """It was waited for long enough: others go first."""
+        """Give up waiting for outcomes that nobody asks for: others go first."""
         while self.expects:
             self._expected.popleft()
 

@@ -377,6 +377,16 @@ def _too_often(lost: Execution) -> str | None:
     return None
 
 
+def on_last_chance(execution: Execution) -> bool:
+    """Whether its worker has died, and the next death in a row would fail it.
+
+    All that a dead worker had in hand has then seen a death, whichever of them killed it. To tell
+    that one from the others, a worker begins one execution on its last chance at a time.
+    """
+    limit = parse_policy(execution.policy).max_worker_deaths
+    return execution.worker_deaths > 0 and execution.worker_deaths + 1 >= limit
+
+
 # Giving an execution to a worker --------------------------------------------
 #
 # A grant raises the epoch, so the previous holder is fenced from this moment
@@ -483,7 +493,6 @@ def _resume(
         "current_attempt_index": before.current_attempt_index,
         "total_attempt_count": before.total_attempt_count,
         "attempt_deadline_ms": _deadline(now_ms, before.attempt_time_left_ms),
-        "worker_deaths": 0,
     }
     leased = transitions.change(before, now_ms, **{**lease, **same_attempt})
     attempt = structs.replace(

@@ -1,7 +1,8 @@
 """An attempt put aside: its worker is free, and the same attempt goes on later.
 
-Parked until a time, or until other executions have ended. What an execution waits
-for is marked `awaited`; when a marked execution has ended, a reconciler makes
+Parked until a time, or until other executions have ended (for code that does not fit, see
+`core.changed_code`). What an
+execution waits for is marked `awaited`; when a marked execution has ended, a reconciler makes
 those that wait for it ready. Waking is a matter of "look again": the handler runs
 again, finds the results there are, and parks for the rest.
 """
@@ -11,6 +12,8 @@ from typing import Final
 
 from msgspec import structs
 
+from flowfabric.core import states
+from flowfabric.core.checks import and_more
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.executions import repeats
 from flowfabric.core.ids import ExecutionId, partition_of
@@ -18,13 +21,6 @@ from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.results import Delayed, Marked, Moved
 from flowfabric.core.situations import RULES, Operation, Situation, into, situation_of
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    AttemptState,
-    BlockingReason,
-    LifecyclePhase,
-    PublicState,
-)
 from flowfabric.core.transitions import (
     NO_LEASE,
     UNBLOCKED,
@@ -39,13 +35,16 @@ from flowfabric.errors import NotFound
 
 WORKER_DELAY: Final = "worker_delay"
 WAITING_CHILDREN: Final = "waiting_children"
+AWAITS_ITS_TURN: Final = (
+    "on its last chance after its worker has died; a worker takes one such at a time"
+)
 
 
 def already_parked(subject: Subject, fence: Fence | None, marker: str) -> bool:
     """Whether this holder has parked it this way already, and it was not claimed since."""
     return (
-        subject.execution.lifecycle_phase is LifecyclePhase.RUNNABLE
-        and subject.execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED
+        subject.execution.lifecycle_phase is states.LifecyclePhase.RUNNABLE
+        and subject.execution.attempt_state is states.AttemptState.ATTEMPT_INTERRUPTED
         and repeats(subject.execution, fence)
         and subject.attempt is not None
         and subject.attempt.suspension_id == marker
@@ -68,7 +67,8 @@ def park(
     `aside` is the situation it is put into.
 
     The lease event gives `reason`, or the marker. An attempt that parks for anything but
-    changed code has passed the place where it was blocked.
+    changed code has passed the place where it was blocked. It has got on: deaths of its workers
+    are counted afresh.
     """
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
@@ -76,11 +76,12 @@ def park(
         **NO_LEASE,
         **aside,
         "attempt_time_left_ms": time_left(before, now_ms),
+        "worker_deaths": 0,
     }
     after = change(before, now_ms, **(parked | fields))
     attempt = structs.replace(
         subject.attempt,
-        attempt_state=AttemptLifecycle.SUSPENDED,
+        attempt_state=states.AttemptLifecycle.SUSPENDED,
         suspended_at_ms=now_ms,
         suspension_id=marker,
         blocked_on=blocked_on,
@@ -105,10 +106,15 @@ def decide_delay(
     fence: Fence | None,
     delay_until_ms: int,
     timing: Timing,
+    *,
+    begun: bool = True,
 ) -> Decision[Delayed]:
-    """Put the attempt aside until a time. A time in the past is due at once."""
+    """Put the attempt aside until a time. A time in the past is due at once.
+
+    One that has not `begun` has not got on either: deaths of its workers still count.
+    """
     execution = subject.execution
-    answer = Delayed(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
+    answer = Delayed(execution_id=execution.execution_id, public_state=states.PublicState.DELAYED)
     if already_parked(subject, fence, WORKER_DELAY):
         return Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms)
@@ -116,8 +122,9 @@ def decide_delay(
         subject,
         WORKER_DELAY,
         timing.now_ms,
-        into(Situation.PARKED, f"delayed until {delay_until_ms}"),
+        into(Situation.PARKED, f"delayed until {delay_until_ms}" if begun else AWAITS_ITS_TURN),
         delay_until_ms=delay_until_ms,
+        worker_deaths=0 if begun else execution.worker_deaths,
     )
     return Decision(answer=answer, changes=changes)
 
@@ -161,7 +168,7 @@ def decide_await(
     If one of them has ended already, the execution is ready again at once.
     """
     check_fence(subject, fence, timing.now_ms)
-    ended = any(e.lifecycle_phase is LifecyclePhase.TERMINAL for e in awaited.values())
+    ended = any(e.lifecycle_phase is states.LifecyclePhase.TERMINAL for e in awaited.values())
     due_ms = timing.now_ms if ended else until_ms
     situation = Situation.WAITING_CHILDREN if due_ms is None else Situation.PARKED
     waits = into(situation, _waits_for(list(awaited.values())))
@@ -169,14 +176,14 @@ def decide_await(
         subject,
         WAITING_CHILDREN,
         timing.now_ms,
-        waits | {"blocking_reason": BlockingReason.WAITING_FOR_CHILDREN},
+        waits | {"blocking_reason": states.BlockingReason.WAITING_FOR_CHILDREN},
         delay_until_ms=due_ms,
         awaits_child=True,
     )
     marked = tuple(
         change(execution, timing.now_ms, awaited=True)
         for execution in awaited.values()
-        if execution.lifecycle_phase is not LifecyclePhase.TERMINAL and not execution.awaited
+        if execution.lifecycle_phase is not states.LifecyclePhase.TERMINAL and not execution.awaited
     )
     moved = changes.updates[0]
     assert isinstance(moved, Execution)
@@ -196,9 +203,8 @@ SHOWN_MAX: Final = 3
 def _waits_for(awaited: Sequence[Execution]) -> str:
     """In the order of the ids: the stores give them in orders of their own."""
     first = sorted(awaited, key=lambda each: each.execution_id)[:SHOWN_MAX]
-    shown = ", ".join(f"{each.execution_kind} {each.called}" for each in first)
-    more = len(awaited) - SHOWN_MAX
-    return f"waiting for {shown}" + (f" and {more} more" if more > 0 else "")
+    shown = [f"{each.execution_kind} {each.called}" for each in first]
+    return f"waiting for {and_more(shown, len(awaited))}"
 
 
 def decide_wake(subject: Subject, timing: Timing) -> Decision[Marked | None]:

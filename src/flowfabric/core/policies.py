@@ -16,8 +16,8 @@ from typing import Annotated, Final, Protocol, assert_never
 import msgspec
 from msgspec import Meta
 
+from flowfabric.core import checks
 from flowfabric.core.bounds import TIME_MS_MAX, WORKER_DEATHS_MAX
-from flowfabric.core.checks import TOKENS_MAX, check_required, split_misfit, uncapitalized
 from flowfabric.core.ids import parse_uuid
 from flowfabric.core.records import TimeoutBehavior
 from flowfabric.core.states import FailureClass
@@ -28,7 +28,8 @@ DURATION_MAX_MS: Final = 10 * 365 * 24 * 60 * 60 * 1000
 
 ASKED_PRIORITY_MIN: Final = -(2**31)
 ASKED_PRIORITY_MAX: Final = 2**31 - 1
-"""What may be asked for; what is given lies within `bounds.PRIORITY_MIN` and `PRIORITY_MAX`."""
+"""The priorities a request may name; they are clamped to `bounds.PRIORITY_MIN` and `PRIORITY_MAX`.
+"""
 COUNT_MAX: Final = 2**32 - 1
 MULTIPLIER_MAX: Final = 1_000_000.0
 LIST_MAX: Final = 64
@@ -102,7 +103,7 @@ class FallbackPolicy(_Policy, frozen=True, kw_only=True):
 class RoutingRequirements(_Policy, frozen=True, kw_only=True):
     """What a worker must offer to run the execution."""
 
-    required_capabilities: Annotated[tuple[str, ...], Meta(max_length=TOKENS_MAX)] = ()
+    required_capabilities: Annotated[tuple[str, ...], Meta(max_length=checks.TOKENS_MAX)] = ()
     preferred_locality: Text | None = None
     isolation_level: Text | None = None
 
@@ -236,7 +237,7 @@ def _check_routing(document: dict[str, object]) -> None:
     if not isinstance(routing, dict):
         raise InvalidPolicyJson("routing_requirements:not_object")
     if "required_capabilities" in routing:
-        required = check_required(routing["required_capabilities"])
+        required = checks.check_required(routing["required_capabilities"])
         document["routing_requirements"] = {**routing, "required_capabilities": required}
 
 
@@ -250,8 +251,11 @@ def _check_budget_ids(budget_ids: tuple[str, ...]) -> None:
 
 def _explain(error: msgspec.ValidationError) -> str:
     """Turn ``Expected `int` >= 0 - at `$.a.b` `` into ``a.b: expected `int` >= 0``."""
-    problem, place = split_misfit(str(error))
-    return f"{place or 'policy'}: {uncapitalized(problem)[:EXPLAINED_MAX_CHARS]}"
+    problem, place = checks.split_misfit(str(error))
+    told = checks.explained(
+        checks.uncapitalized(problem)[:EXPLAINED_MAX_CHARS], place, ExecutionPolicy
+    )
+    return f"{place or 'policy'}: {told}"
 
 
 @cache

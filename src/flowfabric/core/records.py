@@ -10,38 +10,19 @@ Times are integer milliseconds since the epoch, named `…_ms`.
 """
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from msgspec import Struct
 
-from flowfabric.core import bounds
-from flowfabric.core.ids import (
-    AttemptId,
-    ExecutionId,
-    FlowId,
-    LaneId,
-    LeaseId,
-    Namespace,
-    SignalId,
-    SuspensionId,
-    WaitpointId,
-    WaitpointKey,
-    WorkerId,
-    WorkerInstanceId,
-    uuid_of,
-)
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    AttemptState,
-    AttemptType,
-    BlockingReason,
-    EligibilityState,
-    LaneState,
-    LifecyclePhase,
-    OwnershipState,
-    PublicState,
-    TerminalOutcome,
-)
+from flowfabric.core import bounds, ids, states
+
+S = TypeVar("S", bound=Struct)
+
+
+def view_of(kind: type[S], source: Struct, /, **others: object) -> S:
+    """A view with the fields of its source, except for `others`, which it shows differently."""
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    return kind(**{name: getattr(source, name) for name in names}, **others)
 
 
 class Record(Struct, frozen=True, kw_only=True):
@@ -58,55 +39,55 @@ class Execution(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id")
 
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     own_id: str | None = None
     """What its submitter calls it; its uuid is derived from it."""
-    namespace: Namespace
-    lane_id: LaneId
+    namespace: ids.Namespace
+    lane_id: ids.LaneId
     execution_kind: str
     route_id: int
     priority: int
     creator_identity: str
     idempotency_key: str | None = None
     instance_tag: str | None = None
-    flow_id: FlowId | None = None
+    flow_id: ids.FlowId | None = None
     parent_execution_id: str | None = None
     """The full id of the execution that submitted this one and may ask for its result."""
 
-    lifecycle_phase: LifecyclePhase
-    ownership_state: OwnershipState
-    eligibility_state: EligibilityState
-    blocking_reason: BlockingReason
+    lifecycle_phase: states.LifecyclePhase
+    ownership_state: states.OwnershipState
+    eligibility_state: states.EligibilityState
+    blocking_reason: states.BlockingReason
     blocking_detail: str = ""
-    terminal_outcome: TerminalOutcome = TerminalOutcome.NONE
-    attempt_state: AttemptState
-    public_state: PublicState
+    terminal_outcome: states.TerminalOutcome = states.TerminalOutcome.NONE
+    attempt_state: states.AttemptState
+    public_state: states.PublicState
     """Derived from the dimensions above by `with_derived`; never set by hand."""
     ready: bool
     """Derived by `with_derived`: `claim` may hand this row to a worker."""
 
     total_attempt_count: int = 0
     current_attempt_index: int = 0
-    current_attempt_id: AttemptId | None = None
+    current_attempt_id: ids.AttemptId | None = None
     retry_count: int = 0
     replay_count: int = 0
     lease_reclaim_count: int = 0
     worker_deaths: int = 0
     """How often in a row its lease ran out, without a sign of progress in between."""
 
-    lease_id: LeaseId | None = None
+    lease_id: ids.LeaseId | None = None
     lease_epoch: int = 0
-    worker_id: WorkerId | None = None
-    worker_instance_id: WorkerInstanceId | None = None
+    worker_id: ids.WorkerId | None = None
+    worker_instance_id: ids.WorkerInstanceId | None = None
     lease_acquired_at_ms: int | None = None
     lease_expires_at_ms: int | None = None
     lease_last_renewed_at_ms: int | None = None
     lease_expired_at_ms: int | None = None
     lease_revoked_at_ms: int | None = None
     lease_revoke_reason: str | None = None
-    final_lease_id: LeaseId | None = None
-    final_worker_id: WorkerId | None = None
-    final_worker_instance_id: WorkerInstanceId | None = None
+    final_lease_id: ids.LeaseId | None = None
+    final_worker_id: ids.WorkerId | None = None
+    final_worker_instance_id: ids.WorkerInstanceId | None = None
     """The lease under which the execution ended, and who held it."""
 
     created_at_ms: int
@@ -134,8 +115,8 @@ class Execution(Record, frozen=True, kw_only=True):
     progress_message: str | None = None
     progress_updated_at_ms: int | None = None
 
-    current_suspension_id: SuspensionId | None = None
-    current_waitpoint_id: WaitpointId | None = None
+    current_suspension_id: ids.SuspensionId | None = None
+    current_waitpoint_id: ids.WaitpointId | None = None
     open_waitpoint_count: int = 0
     """Waitpoints still pending or active. Zero: there is nothing to load or close."""
     signal_count: int = 0
@@ -152,7 +133,7 @@ class Execution(Record, frozen=True, kw_only=True):
 
     payload: bytes = b""
     payload_encoding: str | None = None
-    """What was asked for; see `input`."""
+    """The payload of the request; see `input`."""
     input: bytes | None = None
     input_encoding: str | None = None
     """What its join passed on, in place of the payload."""
@@ -175,7 +156,7 @@ class Execution(Record, frozen=True, kw_only=True):
     @property
     def called(self) -> str:
         """What people call it: the id they chose, else its uuid."""
-        return self.own_id or uuid_of(self.execution_id)
+        return self.own_id or ids.uuid_of(self.execution_id)
 
     @property
     def taken_payload(self) -> tuple[bytes, str | None]:
@@ -192,11 +173,11 @@ class Attempt(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "attempt_index")
 
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     attempt_index: int
-    attempt_id: AttemptId
-    attempt_type: AttemptType
-    attempt_state: AttemptLifecycle
+    attempt_id: ids.AttemptId
+    attempt_type: states.AttemptType
+    attempt_state: states.AttemptLifecycle
     created_at_ms: int
     started_at_ms: int | None = None
     ended_at_ms: int | None = None
@@ -206,13 +187,13 @@ class Attempt(Record, frozen=True, kw_only=True):
     """What parks the attempt: a suspension's id, `worker_delay`, `waiting_children` or
     `blocked_by_code`."""
     blocked_on: str | None = None
-    """The step at which changed code stopped it; see `core.changed_code`."""
+    """The step at which changed code stopped it; see `core.parking`."""
     blocked_count: int = 0
     """How often in a row changed code has stopped it."""
-    lease_id: LeaseId | None = None
+    lease_id: ids.LeaseId | None = None
     lease_epoch: int = 0
-    worker_id: WorkerId | None = None
-    worker_instance_id: WorkerInstanceId | None = None
+    worker_id: ids.WorkerId | None = None
+    worker_instance_id: ids.WorkerInstanceId | None = None
     failure_reason: str | None = None
     failure_category: str | None = None
     failure_traceback: str | None = None
@@ -237,7 +218,7 @@ class ExecutionTag(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "tag_key")
 
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     tag_key: str
     tag_value: str
     created_at_ms: int
@@ -249,8 +230,8 @@ class Lane(Record, frozen=True, kw_only=True):
     table: ClassVar[str] = "lane"
     key: ClassVar[tuple[str, ...]] = ("lane_id",)
 
-    lane_id: LaneId
-    state: LaneState
+    lane_id: ids.LaneId
+    state: states.LaneState
     registered_at_ms: int
     registered_by: str
     state_changed_at_ms: int | None = None
@@ -277,15 +258,17 @@ class StoredGrant(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id")
 
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     route_id: int
     """That of the execution, so that those in use can be counted by route."""
     grant_id: str
     kind: GrantKind
-    worker_id: WorkerId
-    worker_instance_id: WorkerInstanceId
+    worker_id: ids.WorkerId
+    worker_instance_id: ids.WorkerInstanceId
     issued_at_ms: int
     expires_at_ms: int
+    counted_by: str = "[]"
+    """The gates that counted it as a start, as JSON."""
 
 
 class IdempotencyGuard(Record, frozen=True, kw_only=True):
@@ -294,7 +277,7 @@ class IdempotencyGuard(Record, frozen=True, kw_only=True):
     table: ClassVar[str] = "idempotency_guard"
     key: ClassVar[tuple[str, ...]] = ("namespace", "idempotency_key")
 
-    namespace: Namespace
+    namespace: ids.Namespace
     idempotency_key: str
     execution: str
     """The full execution id; the guard itself belongs to no partition."""
@@ -323,7 +306,7 @@ def runs_first_attempt(execution: Execution) -> bool:
     return (
         execution.lease_epoch == FIRST_EPOCH
         and execution.total_attempt_count == 1
-        and execution.ownership_state is OwnershipState.LEASED
+        and execution.ownership_state is states.OwnershipState.LEASED
     )
 
 
@@ -332,16 +315,18 @@ def first_attempt(execution: Execution) -> Attempt | None:
     if execution.lease_epoch != FIRST_EPOCH or execution.total_attempt_count != 1:
         return None
     assert execution.current_attempt_id is not None
-    ended = execution.lifecycle_phase is LifecyclePhase.TERMINAL
-    if ended and execution.terminal_outcome is not TerminalOutcome.SUCCESS:
+    ended = execution.lifecycle_phase is states.LifecyclePhase.TERMINAL
+    if ended and execution.terminal_outcome is not states.TerminalOutcome.SUCCESS:
         return None
     return Attempt(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         attempt_index=execution.current_attempt_index,
         attempt_id=execution.current_attempt_id,
-        attempt_type=AttemptType.INITIAL,
-        attempt_state=AttemptLifecycle.ENDED_SUCCESS if ended else AttemptLifecycle.STARTED,
+        attempt_type=states.AttemptType.INITIAL,
+        attempt_state=states.AttemptLifecycle.ENDED_SUCCESS
+        if ended
+        else states.AttemptLifecycle.STARTED,
         created_at_ms=execution.started_at_ms or execution.created_at_ms,
         started_at_ms=execution.started_at_ms,
         ended_at_ms=execution.completed_at_ms,
@@ -386,7 +371,7 @@ class SuspensionReason(StrEnum):
 
 
 class Requester(StrEnum):
-    """Who asked for the suspension."""
+    """Who requested the suspension."""
 
     WORKER = "worker"
     OPERATOR = "operator"
@@ -424,10 +409,10 @@ class Suspension(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "suspension_id")
 
     partition_key: int
-    execution_id: ExecutionId
-    suspension_id: SuspensionId
+    execution_id: ids.ExecutionId
+    suspension_id: ids.SuspensionId
     attempt_index: int
-    waitpoint_id: WaitpointId
+    waitpoint_id: ids.WaitpointId
     """The primary waitpoint: the first one bound."""
     reason_code: SuspensionReason
     requested_by: Requester
@@ -444,7 +429,7 @@ class Suspension(Record, frozen=True, kw_only=True):
     satisfied_at_ms: int | None = None
     closed_at_ms: int | None = None
     close_reason: str | None = None
-    closer_signal_id: SignalId | None = None
+    closer_signal_id: ids.SignalId | None = None
     """The signal that met the condition."""
 
 
@@ -455,10 +440,10 @@ class Waitpoint(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "waitpoint_id")
 
     partition_key: int
-    execution_id: ExecutionId
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
-    suspension_id: SuspensionId | None
+    execution_id: ids.ExecutionId
+    waitpoint_id: ids.WaitpointId
+    waitpoint_key: ids.WaitpointKey
+    suspension_id: ids.SuspensionId | None
     attempt_index: int
     ordinal: int = 0
     """Its place among the waitpoints of the suspension; the primary one is 0."""
@@ -489,14 +474,14 @@ class SignalFacts(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "signal_id")
 
     partition_key: int
-    execution_id: ExecutionId
-    signal_id: SignalId
+    execution_id: ids.ExecutionId
+    signal_id: ids.SignalId
     sequence: int
     """Counts the signals of one execution in the order they were accepted."""
-    waitpoint_id: WaitpointId
+    waitpoint_id: ids.WaitpointId
     """Of a signal that met no waitpoint: `mailbox_id` of its name, which no waitpoint has."""
-    waitpoint_key: WaitpointKey
-    suspension_id: SuspensionId | None
+    waitpoint_key: ids.WaitpointKey
+    suspension_id: ids.SuspensionId | None
     """The pause that took it; null while it is kept."""
     signal_name: str
     source_type: str
@@ -534,10 +519,10 @@ class SignalDedup(Record, frozen=True, kw_only=True):
     )
 
     partition_key: int
-    execution_id: ExecutionId
-    waitpoint_id: WaitpointId
+    execution_id: ids.ExecutionId
+    waitpoint_id: ids.WaitpointId
     idempotency_key: str
-    signal_id: SignalId
+    signal_id: ids.SignalId
     expires_at_ms: int | None
     """Null: it holds as long as the execution exists."""
 
@@ -552,15 +537,15 @@ class SuspendDedup(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "idempotency_key")
 
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     idempotency_key: str
-    suspension_id: SuspensionId
+    suspension_id: ids.SuspensionId
     already_satisfied: bool
-    lease_id: LeaseId
+    lease_id: ids.LeaseId
     lease_epoch: int
-    attempt_id: AttemptId
+    attempt_id: ids.AttemptId
     attempt_index: int
-    worker_instance_id: WorkerInstanceId
+    worker_instance_id: ids.WorkerInstanceId
     lease_ttl_ms: int
     expires_at_ms: int
 
@@ -612,7 +597,7 @@ class Step(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "step_key")
 
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     step_key: str
     """A name nothing else of the execution has; see `journal.step_key`."""
     after_key: str | None = None
@@ -625,7 +610,7 @@ class Step(Record, frozen=True, kw_only=True):
     """Of its arguments."""
     number: int = 1
     parallel: bool = False
-    """Whether it was asked for while earlier ones of its line were under way."""
+    """Whether the handler called it while earlier ones of its line were under way."""
     asked_after: int | None = None
     """For a parallel step: the position of the last outcome delivered before it; or minus its
     number, if no other line was making calls; None if the order may differ between runs. For
@@ -679,7 +664,7 @@ class Waiter(Record, frozen=True, kw_only=True):
     key: ClassVar[tuple[str, ...]] = ("partition_key", "execution_id", "waiting")
 
     partition_key: int
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     """The one that is waited for."""
     waiting: str
     """The full id of the one that waits."""

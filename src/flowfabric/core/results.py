@@ -14,15 +14,24 @@ from flowfabric.core.ids import AttemptId, EdgeId, ExecutionId, FlowId, LaneId, 
 from flowfabric.core.states import AttemptType, BlockingReason, PublicState
 
 
-class Created(Struct, frozen=True, kw_only=True, tag=True, gc=False):
+class ExecutionAnswer(Struct, frozen=True, kw_only=True):
+    """An answer about one execution."""
+
     execution_id: ExecutionId
+
+
+class StateAnswer(ExecutionAnswer, frozen=True, kw_only=True):
+    """An answer that says where the execution stands now."""
+
     public_state: PublicState
 
 
-class Duplicate(Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    """The idempotency key, or the id itself, was used before; nothing was written."""
+class Created(StateAnswer, frozen=True, kw_only=True, tag=True, gc=False):
+    """There was no such execution before."""
 
-    execution_id: ExecutionId
+
+class Duplicate(ExecutionAnswer, frozen=True, kw_only=True, tag=True, gc=False):
+    """The idempotency key, or the id itself, was used before; nothing was written."""
 
 
 class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
@@ -43,6 +52,9 @@ class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     attempt_deadline_ms: int | None
     progress: str | None = None
     """What earlier runs have left, as JSON, if it is small; `read_progress` always has it."""
+    last_chance: bool = False
+    """Whether its worker has died, and the next death fails it: begin one such at a time, and
+    `delay` the others with `begun=False`."""
 
     @property
     def execution_id(self) -> ExecutionId:
@@ -92,34 +104,29 @@ class ReclaimGrant(IssuedGrant, frozen=True, kw_only=True, tag=True):
     lane_id: LaneId
 
 
-class NotReclaimable(Struct, frozen=True, kw_only=True, tag=True):
+class NotReclaimable(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
     """The execution has not lost its lease, or not to this worker."""
 
-    execution_id: ExecutionId
     detail: str
 
 
-class ReclaimCapExceeded(Struct, frozen=True, kw_only=True, tag=True):
+class ReclaimCapExceeded(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
     """The execution has lost its lease as often as it may: it is not handed out again."""
 
-    execution_id: ExecutionId
     reclaim_count: int
     """How often it may."""
 
 
-class GrantNotFound(Struct, frozen=True, kw_only=True, tag=True):
+class GrantNotFound(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
     """The grant does not exist, or no longer does. Ask for another."""
 
-    execution_id: ExecutionId
 
-
-class Blocked(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
+class Blocked(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
     reason: BlockingReason
 
 
-class Unblocked(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
+class Unblocked(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
+    """No limit keeps it back any more."""
 
 
 class Renewed(Struct, frozen=True, kw_only=True, tag=True):
@@ -127,46 +134,37 @@ class Renewed(Struct, frozen=True, kw_only=True, tag=True):
     lease_epoch: int
 
 
-class Updated(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
+class Updated(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
+    """Its progress was stored."""
 
 
-class Completed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
-    execution_id: ExecutionId
-    public_state: PublicState
+class Completed(StateAnswer, frozen=True, kw_only=True, tag=True, gc=False):
+    """It has ended with a result."""
 
 
-class RetryScheduled(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
+class RetryScheduled(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
     delay_until_ms: int
     next_attempt_index: int
 
 
-class TerminalFailed(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
+class TerminalFailed(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
+    """It failed, and is not tried again."""
 
 
-class Delayed(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
-    public_state: PublicState
+class Delayed(StateAnswer, frozen=True, kw_only=True, tag=True):
+    """Its attempt was put aside until a time."""
 
 
-class Moved(Struct, frozen=True, kw_only=True, tag=True):
+class Moved(StateAnswer, frozen=True, kw_only=True, tag=True):
     """The execution now waits for its children."""
 
-    execution_id: ExecutionId
-    public_state: PublicState
 
-
-class HandedBack(Struct, frozen=True, kw_only=True, tag=True):
+class HandedBack(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
     """The lease was returned; the execution is ready again."""
 
-    execution_id: ExecutionId
 
-
-class Cancelled(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
-    public_state: PublicState
+class Cancelled(StateAnswer, frozen=True, kw_only=True, tag=True):
+    """It was cancelled, or `public_state` says where it was left."""
 
 
 class Revoked(Struct, frozen=True, kw_only=True, tag=True):
@@ -180,19 +178,16 @@ class AlreadySatisfied(Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-class Changed(Struct, frozen=True, kw_only=True, tag=True):
-    execution_id: ExecutionId
+class Changed(ExecutionAnswer, frozen=True, kw_only=True, tag=True):
+    """The operator's change was made."""
 
 
 class Replayed(Struct, frozen=True, kw_only=True, tag=True):
     public_state: PublicState
 
 
-class Marked(Struct, frozen=True, kw_only=True, tag=True):
+class Marked(StateAnswer, frozen=True, kw_only=True, tag=True):
     """Time has done its work: a lease expired, a delay ended, a deadline passed."""
-
-    execution_id: ExecutionId
-    public_state: PublicState
 
 
 FailResult = RetryScheduled | TerminalFailed

@@ -9,26 +9,18 @@ wait of the same name.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import checks, records, transitions
+from flowfabric.core import checks, records, states, transitions
 from flowfabric.core.events import operator_event
 from flowfabric.core.ids import SignalId, WaitpointKey
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.situations import Situation, into
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    BlockingReason,
-    LifecyclePhase,
-    PublicState,
-    TerminalOutcome,
-)
 from flowfabric.core.waitpoints import is_expired
 
 RESUMED: Final = "resumed"
@@ -41,7 +33,7 @@ OBSERVABLE: Final = (RESUMED, TIMED_OUT_RESUME)
 
 
 class Resumed(Struct, frozen=True, kw_only=True, tag=True):
-    public_state: PublicState
+    public_state: states.PublicState
 
 
 class ResumePolicy(
@@ -100,8 +92,6 @@ class WaitpointsClosed(Struct, frozen=True, kw_only=True, tag="Closed"):
 
 ExpireResult = SuspensionExpired | AlreadySatisfied
 
-_NOTHING: Final[Mapping[str, transitions.Field]] = MappingProxyType({})
-
 
 def resume(
     subject: transitions.Subject,
@@ -110,7 +100,7 @@ def resume(
     *,
     delay_ms: int = 0,
     cause: str = "",
-    suspension_fields: Mapping[str, transitions.Field] = _NOTHING,
+    suspension_fields: Mapping[str, transitions.Field] = transitions.NOTHING_MORE,
 ) -> transitions.Changes:
     """Close the open suspension and make the execution runnable, now or after a delay."""
     before, suspension = subject.execution, subject.suspension
@@ -119,7 +109,7 @@ def resume(
     until_ms = now_ms + delay_ms
     timed: dict[str, transitions.Field] = {
         **into(Situation.PARKED, f"resumes after {delay_ms} ms{cause}"),
-        "blocking_reason": BlockingReason.WAITING_FOR_RESUME_DELAY,
+        "blocking_reason": states.BlockingReason.WAITING_FOR_RESUME_DELAY,
         "delay_until_ms": until_ms,
     }
     at_once: dict[str, transitions.Field] = {**into(Situation.RESUMABLE)}
@@ -145,7 +135,10 @@ def resume(
 
 def check_suspended(subject: transitions.Subject) -> records.Suspension:
     execution = subject.execution
-    if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED or subject.suspension is None:
+    if (
+        execution.lifecycle_phase is not states.LifecyclePhase.SUSPENDED
+        or subject.suspension is None
+    ):
         raise errors.ExecutionNotSuspended(
             f"{execution.called} is {execution.public_state}, not suspended"
         )
@@ -183,7 +176,7 @@ def decide_expire_suspension(
     `signal_id` names the signal that tells a resumed worker of the timeout.
     """
     execution, suspension = subject.execution, subject.suspension
-    if execution.lifecycle_phase is not LifecyclePhase.SUSPENDED:
+    if execution.lifecycle_phase is not states.LifecyclePhase.SUSPENDED:
         return transitions.Decision(answer=AlreadySatisfied(reason="not_suspended_cleaned"))
     if suspension is None:
         return transitions.Decision(answer=AlreadySatisfied(reason="no_active_suspension_cleaned"))
@@ -196,11 +189,11 @@ def decide_expire_suspension(
         case records.TimeoutBehavior.ESCALATE:
             changes = _escalate(subject, suspension, timing.now_ms)
         case records.TimeoutBehavior.FAIL:
-            changes = _end(subject, behavior, TerminalOutcome.FAILED, timing)
+            changes = _end(subject, behavior, states.TerminalOutcome.FAILED, timing)
         case records.TimeoutBehavior.CANCEL:
-            changes = _end(subject, behavior, TerminalOutcome.CANCELLED, timing)
+            changes = _end(subject, behavior, states.TerminalOutcome.CANCELLED, timing)
         case records.TimeoutBehavior.EXPIRE:
-            changes = _end(subject, behavior, TerminalOutcome.EXPIRED, timing)
+            changes = _end(subject, behavior, states.TerminalOutcome.EXPIRED, timing)
     return transitions.Decision(
         answer=SuspensionExpired(behavior_applied=behavior), changes=changes
     )
@@ -209,11 +202,11 @@ def decide_expire_suspension(
 def _end(
     subject: transitions.Subject,
     behavior: records.TimeoutBehavior,
-    outcome: TerminalOutcome,
+    outcome: states.TerminalOutcome,
     timing: transitions.Timing,
 ) -> transitions.Changes:
     why = f"suspension_timeout:{behavior}"
-    cancelled = outcome is TerminalOutcome.CANCELLED
+    cancelled = outcome is states.TerminalOutcome.CANCELLED
     fields: dict[str, transitions.Field] = {"failure_reason": why}
     if cancelled:
         fields |= {"cancellation_reason": why, "cancelled_by": "suspension_timeout"}
@@ -221,9 +214,9 @@ def _end(
         subject,
         outcome,
         timing.now_ms,
-        attempt_end=AttemptLifecycle.ENDED_CANCELLED
+        attempt_end=states.AttemptLifecycle.ENDED_CANCELLED
         if cancelled
-        else AttemptLifecycle.ENDED_FAILURE,
+        else states.AttemptLifecycle.ENDED_FAILURE,
         reason=f"timed_out_{behavior}",
         attempt_failure=why,
         attempt_category="timeout",
@@ -274,7 +267,7 @@ def _escalate(
     after = transitions.change(
         subject.execution,
         now_ms,
-        blocking_reason=BlockingReason.PAUSED_BY_OPERATOR,
+        blocking_reason=states.BlockingReason.PAUSED_BY_OPERATOR,
         blocking_detail=f"suspension timeout at {suspension.timeout_at_ms}: needs an operator",
     )
     escalated = structs.replace(

@@ -7,7 +7,7 @@ process holds the row.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import ClassVar, Final, Protocol
 
@@ -140,7 +140,7 @@ def check_schedule_id(schedule_id: object) -> str:
 def check_definition(
     definition: ScheduleDefinition, *, payload_bytes_max: int, now_ms: int
 ) -> Schedule:
-    """The schedule asked for, as if it were new; its first due time is still to be found.
+    """The schedule of a definition, as if it were new; its first due time is still to be found.
 
     Raises on the first field that is wrong. Whether cron and time zone make sense
     is checked where calendars are known.
@@ -346,28 +346,19 @@ def firing_request(schedule: Schedule, due_at_ms: int | None) -> NewExecution:
     )
 
 
-class Firing(Struct, frozen=True):
-    """One due time, and the execution it created."""
-
-    namespace: ids.Namespace
-    schedule_id: str
-    due_at_ms: int
-    execution_id: str
-
-
 def fired(
-    schedule: Schedule, planned: FiringPlan, firings: tuple[Firing, ...], now_ms: int
+    schedule: Schedule, planned: FiringPlan, executions: Sequence[str], now_ms: int
 ) -> Schedule:
-    """The schedule after acting on a plan."""
+    """The schedule after acting on a plan: each of its due times has created an execution."""
     moved = structs.replace(schedule, next_due_at_ms=planned.next_due_at_ms)
-    if not firings:
+    if not executions:
         return moved
     return structs.replace(
         moved,
-        last_due_at_ms=firings[-1].due_at_ms,
-        last_execution=firings[-1].execution_id,
+        last_due_at_ms=planned.due_at_ms[-1],
+        last_execution=executions[-1],
         last_fired_at_ms=now_ms,
-        fired_count=schedule.fired_count + len(firings),
+        fired_count=schedule.fired_count + len(executions),
         last_error=None,
     )
 

@@ -16,26 +16,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import bounds, checks
-from flowfabric.core.conditions import (
-    ByName,
-    Single,
-    Wildcard,
-    encode_condition,
-    observe,
-    progress,
-    stored_condition,
-)
+from flowfabric.core import bounds, checks, conditions, ids
 from flowfabric.core.events import Event, EventCategory, event_about
-from flowfabric.core.ids import (
-    ExecutionId,
-    SignalId,
-    WaitpointId,
-    WaitpointKey,
-    parse_namespace,
-    parse_uuid,
-    uuid4_from,
-)
 from flowfabric.core.policies import DEFAULT_POLICY, parse_policy
 from flowfabric.core.records import (
     Execution,
@@ -92,7 +74,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
     """A signal as it is sent, without its address and token. A bad one is refused."""
 
     signal_name: str
-    new_id: SignalId
+    new_id: ids.SignalId
     """Generated just now, so that no row can have it: the id, unless `signal_id` is given."""
     signal_id: str | None = None
     signal_category: str = "default"
@@ -112,7 +94,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         checks.check_name("signal_name", self.signal_name)
         if self.signal_id is not None:
-            parse_uuid("signal_id", self.signal_id)
+            ids.parse_uuid("signal_id", self.signal_id)
         for field in _TEXTS:
             checks.check_text(field, getattr(self, field))
         if self.payload is not None:
@@ -126,7 +108,7 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
             "idempotency_key", self.idempotency_key, bytes_max=bounds.IDEMPOTENCY_KEY_BYTES_MAX
         )
         checks.check_optional_time("created_at_ms", self.created_at_ms)
-        checks.optional(parse_namespace, self.namespace)
+        checks.optional(ids.parse_namespace, self.namespace)
         if self.dedup_ttl_ms is not None:
             ttl_max_ms = bounds.SIGNAL_DEDUP_TTL_MS_MAX
             checks.check_int("dedup_ttl_ms", self.dedup_ttl_ms, 0, ttl_max_ms)
@@ -134,12 +116,12 @@ class SignalRequest(Struct, frozen=True, kw_only=True):
             structs.force_setattr(self, "idempotency_key", None)
 
     @property
-    def stored_id(self) -> SignalId:
-        return SignalId(self.signal_id or self.new_id)
+    def stored_id(self) -> ids.SignalId:
+        return ids.SignalId(self.signal_id or self.new_id)
 
 
 class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):
-    signal_id: SignalId
+    signal_id: ids.SignalId
     effect: SignalEffect
     kept: bool = False
     """Whether it is kept for a wait that the execution has not reached yet."""
@@ -153,7 +135,7 @@ class SignalAccepted(Struct, frozen=True, kw_only=True, tag="Accepted"):
 class SignalDuplicate(Struct, frozen=True, kw_only=True, tag="Duplicate"):
     """The same signal was accepted before; nothing was done."""
 
-    existing_signal_id: SignalId
+    existing_signal_id: ids.SignalId
 
     @property
     def resumed(self) -> bool:
@@ -171,8 +153,8 @@ SignalResult = SignalAccepted | SignalDuplicate
 class Mailbox(Struct, frozen=True, kw_only=True):
     """Where a signal goes."""
 
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
+    waitpoint_id: ids.WaitpointId
+    waitpoint_key: ids.WaitpointKey
 
 
 class KeptSize(Struct, frozen=True, kw_only=True):
@@ -182,10 +164,10 @@ class KeptSize(Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-def mailbox_id(execution_id: ExecutionId, waitpoint_key: str) -> WaitpointId:
-    """Takes the place of a waitpoint for a signal that found none, so that repeats are found."""
+def mailbox_id(execution_id: ids.ExecutionId, waitpoint_key: str) -> ids.WaitpointId:
+    """Stands in for the waitpoint of a signal that has none, so that repeats are recognised."""
     digest = hashlib.sha256(f"mailbox\x00{execution_id}\x00{waitpoint_key}".encode()).digest()
-    return WaitpointId(uuid4_from(digest[:16]))
+    return ids.WaitpointId(ids.uuid4_from(digest[:16]))
 
 
 def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecord) -> None:
@@ -204,7 +186,7 @@ def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecor
 
 
 class SignalFindings(Struct, frozen=True, kw_only=True):
-    """What was found, under the execution's lock, about a signal."""
+    """The rows that a delivery depends on, besides the execution's own."""
 
     waitpoint: Waitpoint | None
     mailbox: Mailbox | None = None
@@ -227,7 +209,7 @@ def addressed(
     now_ms: int,
     *,
     keep: bool,
-) -> WaitpointId:
+) -> ids.WaitpointId:
     """Where a signal by name goes: to what is waited for now before what is for later.
 
     `delivered` is what the signal's idempotency key delivered before under that name. A
@@ -312,7 +294,7 @@ def _check_name(waitpoint: Waitpoint | None, signal_name: str) -> None:
 def _repeated(
     execution: Execution, request: SignalRequest, found: SignalFindings, now_ms: int
 ) -> Decision[SignalResult] | None:
-    existing: SignalId | None = None
+    existing: ids.SignalId | None = None
     if found.dedup is not None and found.dedup.holds(now_ms):
         existing = found.dedup.signal_id
     elif found.recorded:
@@ -387,10 +369,10 @@ def _new_signal(
 
 def _seen(signal: SignalRecord, suspension: Suspension, found: SignalFindings) -> SignalRecord:
     """The signal as the open suspension sees it: used by it, or kept for a later one."""
-    condition = stored_condition(suspension.resume_condition)
-    seen = observe(condition, found.satisfiers, signal)
+    condition = conditions.stored_condition(suspension.resume_condition)
+    seen = conditions.observe(condition, found.satisfiers, signal)
     if not (seen.satisfier or found.keep):
-        awaited = progress(condition, found.satisfiers).left
+        awaited = conditions.progress(condition, found.satisfiers).left
         raise not_awaited(signal.execution_id, signal.waitpoint_key, awaited)
     return structs.replace(
         signal,
@@ -473,65 +455,42 @@ def delivery_event(
     )
 
 
-def _details(signal_id: SignalId, source_identity: str, effect: str) -> tuple[str, str]:
+def _details(signal_id: ids.SignalId, source_identity: str, effect: str) -> tuple[str, str]:
     """The details of a delivery's event, before and after the id of the waitpoint."""
     before = msgspec.json.encode({"signal_id": signal_id}).decode()
     after = msgspec.json.encode({"source_identity": source_identity, "effect": effect}).decode()
     return f'{before[:-1]},"waitpoint_id":"', f'",{after[1:]}'
 
 
-# Where no decision is needed: a statement stands in for it ---------------------
+# Deliveries that a statement makes without a decision --------------------------
 
 
-class SureSignal(Struct, frozen=True, kw_only=True):
-    """A signal by name, as `signal_waiting` takes it, for an execution that waits for no other."""
-
-    waitpoint_key: str
-    conditions: tuple[str, str]
-    """The stored conditions that this signal alone meets."""
-    resume_policy: str
-    signals_max: int = DEFAULT_POLICY.max_signals_per_execution
-    """For an execution whose policy says nothing else."""
-    signal_id: SignalId
-    signal_name: str
-    signal_category: str
-    source_type: str
-    source_identity: str
-    payload: bytes | None
-    payload_encoding: str
-    correlation_id: str
-    target_scope: str
-    created_at_ms: int | None
-    namespace: str | None
-    effect: str
-    details_before: str
-    details_after: str
-
-    @classmethod
-    def of(cls, request: SignalRequest, waitpoint_key: WaitpointKey) -> "SureSignal":
-        given = structs.asdict(request)
-        effect = SignalEffect.SATISFIED
-        before, after = _details(request.new_id, request.source_identity, _EVENT_TYPES[effect])
-        return cls(
-            waitpoint_key=waitpoint_key,
-            conditions=(
-                encode_condition(Single(waitpoint_key, ByName(request.signal_name))),
-                encode_condition(Single(waitpoint_key, Wildcard())),
+def sure_signal(
+    request: SignalRequest, waitpoint_key: ids.WaitpointKey
+) -> dict[str, str | int | bytes | tuple[str, str] | None]:
+    """A signal by name as the parameters of `signal_waiting`, the statement that delivers it to an
+    execution that waits for nothing else."""
+    effect = SignalEffect.SATISFIED
+    before, after = _details(request.new_id, request.source_identity, _EVENT_TYPES[effect])
+    return {
+        **{name: getattr(request, name) for name in _SURE_FIELDS},
+        "signal_id": request.new_id,
+        "waitpoint_key": waitpoint_key,
+        # The stored conditions that this signal alone meets.
+        "conditions": (
+            conditions.encode_condition(
+                conditions.Single(waitpoint_key, conditions.ByName(request.signal_name))
             ),
-            resume_policy=_NORMAL,
-            signal_id=request.new_id,
-            effect=effect.value,
-            details_before=before,
-            details_after=after,
-            **{name: given[name] for name in _TAKEN},
-        )
+            conditions.encode_condition(conditions.Single(waitpoint_key, conditions.WILDCARD)),
+        ),
+        "resume_policy": _NORMAL,
+        # For an execution whose policy says nothing else.
+        "signals_max": DEFAULT_POLICY.max_signals_per_execution,
+        "effect": effect.value,
+        "details_before": before,
+        "details_after": after,
+    }
 
 
 _NORMAL: Final = msgspec.json.encode(NORMAL).decode()
-_TAKEN: Final = (
-    "signal_name",
-    "payload",
-    "created_at_ms",
-    "namespace",
-    *_TEXTS,
-)
+_SURE_FIELDS: Final = ("signal_name", "payload", "created_at_ms", "namespace", *_TEXTS)

@@ -157,9 +157,11 @@ def _by_holder(*after: Situation) -> Rule:
     return Rule({Situation.RUNNING: after}, dict.fromkeys(idle, errors.ExecutionNotActive) | lost)
 
 
-def _stays(within: Iterable[Situation], refusal: Error) -> Rule:
-    """It changes something else than the situation, and is refused outside of these."""
-    leads = {each: (each,) for each in within}
+def _only_from(
+    leads: Mapping[Situation, tuple[Situation, ...]],
+    refusal: Error = errors.ExecutionNotEligible,
+) -> Rule:
+    """For an operation that is refused in every other situation."""
     return Rule(leads, {each: refusal for each in Situation if each not in leads})
 
 
@@ -223,18 +225,11 @@ RULES: Final[Mapping[Operation, Rule]] = {
             Situation.OVERDUE_LEASE: (Situation.EXPIRED_LEASE, Situation.FAILED),
         }
     ),
-    Operation.RESUME: Rule(
-        {Situation.SUSPENDED: (Situation.RESUMABLE, Situation.PARKED)},
-        {
-            each: errors.ExecutionNotSuspended
-            for each in Situation
-            if each is not Situation.SUSPENDED
-        },
+    Operation.RESUME: _only_from(
+        _from((Situation.SUSPENDED,), Situation.RESUMABLE, Situation.PARKED),
+        errors.ExecutionNotSuspended,
     ),
-    Operation.ACCEPT: Rule(
-        {Situation.BLOCKED: (Situation.RESUMABLE,)},
-        {each: errors.ExecutionNotEligible for each in Situation if each is not Situation.BLOCKED},
-    ),
+    Operation.ACCEPT: _only_from(_from((Situation.BLOCKED,), Situation.RESUMABLE)),
     Operation.KEEP_BACK: Rule(
         _from((*_UNOWNED, Situation.GATED), Situation.GATED),
         dict.fromkeys(ENDED, errors.ExecutionNotActive)
@@ -244,12 +239,9 @@ RULES: Final[Mapping[Operation, Rule]] = {
             if each not in (*_UNOWNED, Situation.GATED)
         },
     ),
-    Operation.LET_GO: Rule(
-        {Situation.GATED: _UNOWNED},
-        {each: errors.ExecutionNotEligible for each in Situation if each is not Situation.GATED},
-    ),
-    Operation.REPRIORITISE: _stays(_UNOWNED, errors.ExecutionNotEligible),
-    Operation.REPRIORITISE_ANY: _stays(_RUNNABLE, errors.ExecutionNotEligible),
+    Operation.LET_GO: _only_from(_from((Situation.GATED,), *_UNOWNED)),
+    Operation.REPRIORITISE: _only_from({each: (each,) for each in _UNOWNED}),
+    Operation.REPRIORITISE_ANY: _only_from({each: (each,) for each in _RUNNABLE}),
     Operation.CANCEL: Rule(
         _from(UNFINISHED, Situation.CANCELLED),
         {each: errors.InvalidInput for each in ENDED if each is not Situation.CANCELLED},
@@ -354,20 +346,20 @@ def into(situation: Situation, detail: str = "") -> dict[str, str]:
     return {**_ROWS[situation], "blocking_detail": detail}
 
 
-_GATES: Final[Mapping[BlockingReason, EligibilityState]] = {
+GATES: Final[Mapping[BlockingReason, EligibilityState]] = {
     BlockingReason.WAITING_FOR_BUDGET: EligibilityState.BLOCKED_BY_BUDGET,
     BlockingReason.WAITING_FOR_QUOTA: EligibilityState.BLOCKED_BY_QUOTA,
     BlockingReason.WAITING_FOR_CAPABLE_WORKER: EligibilityState.BLOCKED_BY_ROUTE,
     BlockingReason.PAUSED_BY_OPERATOR: EligibilityState.BLOCKED_BY_OPERATOR,
     BlockingReason.PAUSED_BY_POLICY: EligibilityState.BLOCKED_BY_LANE_STATE,
 }
-GATE_REASONS: Final = tuple(_GATES)
+GATE_REASONS: Final = tuple(GATES)
 """Why an execution can be kept back."""
 
 
 def gated(reason: BlockingReason, detail: str) -> dict[str, str]:
     """The columns of an execution that is kept back; they do not change which attempt is next."""
-    return {**_runnable(_GATES[reason], reason), "blocking_detail": detail}
+    return {**_runnable(GATES[reason], reason), "blocking_detail": detail}
 
 
 def situation_of(execution: Execution, now_ms: int = 0) -> Situation:

@@ -5,12 +5,13 @@ execution from then on: every later attempt finds it. Storing it again, which
 happens when an answer was lost, changes nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
 from flowfabric.core.leases import Fence, check_fence
-from flowfabric.core.records import Step, StepKind
+from flowfabric.core.records import Step, StepKind, view_of
 from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 
 
@@ -57,27 +58,25 @@ def decide_record(
         updates = () if completed == stored else (completed,)
         return Decision(answer=answer, changes=Changes(updates=updates))
     execution = subject.execution
-    record = Step(
+    record = view_of(
+        Step,
+        step,
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
-        step_key=step.step_key,
-        after_key=step.after_key,
-        kind=step.kind,
-        line=step.line,
         name=step.name or step.step_key,
-        digest=step.digest,
-        number=step.number,
-        parallel=step.parallel,
-        asked_after=step.asked_after,
-        position=step.position,
-        result=step.result,
-        failure=step.failure,
         wake_at_ms=None if step.sleep_ms is None else timing.now_ms + step.sleep_ms,
-        duration_ms=step.duration_ms,
         attempt_index=execution.current_attempt_index,
         recorded_at_ms=timing.now_ms,
     )
     return Decision(answer=answer, changes=Changes(inserts=(record,)))
+
+
+S = TypeVar("S", NewStep, Step)
+
+
+def recoded(step: S, change: Callable[[bytes | None], bytes | None]) -> S:
+    """The step with the values that a codec writes, its result and its failure, changed."""
+    return structs.replace(step, result=change(step.result), failure=change(step.failure))
 
 
 def in_order(steps: Iterable[Step]) -> list[Step]:

@@ -228,10 +228,10 @@ class Appended(Struct, frozen=True, kw_only=True):
     stream_id: str | None
     """The id of the frame; none for a repeat of one that is not the last."""
     frame_count: int
-    """How many frames the stream has been given so far."""
+    """How many frames have been appended to the stream so far."""
     summary_version: int | None = None
     repeated: bool = False
-    """It was there already, by its `seq`."""
+    """Its `seq` shows that it was appended before."""
 
 
 # Rows -----------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class StreamSummary(Record, frozen=True, kw_only=True):
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """What an append asks of an execution."""
+    """The columns of an execution that an append checks."""
 
     lifecycle_phase: LifecyclePhase
     ownership_state: OwnershipState
@@ -331,9 +331,9 @@ class Append(Struct, frozen=True, kw_only=True):
     fence: Fence
     frames: tuple[NewFrame, ...]
     stored: tuple[bytes, ...]
-    """The payloads as they are stored: a codec may have been at them."""
+    """The payloads as stored: encoded, if the app has a codec."""
     retention_maxlen: int | None = None
-    """How many frames to keep from now on; as many as before, if it is not given."""
+    """How many frames to keep from now on; unchanged if omitted."""
 
 
 class Coding(Struct, frozen=True):
@@ -358,7 +358,7 @@ class Appending(Struct, frozen=True, kw_only=True):
 
 
 def check_append(holder: Holder | None, append: Append, now_ms: int) -> None:
-    """Raise unless the caller holds the live lease. One that has expired is left as it is."""
+    """Raise unless the caller holds the live lease. An expired one is not recorded here."""
     called, fence = append.execution_id, append.fence
     if holder is None or holder.lifecycle_phase is not LifecyclePhase.ACTIVE:
         phase = "missing" if holder is None else holder.lifecycle_phase
@@ -423,7 +423,10 @@ def decide_append(
                 summary_version=version,
             )
         )
-    stream, trims = _trimmed(stream)
+    # Delete what is trimmed once it is worth a statement.
+    trims = stream.kept_after - stream.deleted_through >= TRIM_BATCH
+    if trims:
+        stream = structs.replace(stream, deleted_through=stream.kept_after)
     return Appending(
         answers=tuple(answers),
         stream=stream,
@@ -500,13 +503,6 @@ def _frame(
         coded=stored != new.payload,
         payload=stored,
     )
-
-
-def _trimmed(stream: Stream) -> tuple[Stream, bool]:
-    """Delete what is trimmed once it is worth a statement."""
-    if stream.kept_after - stream.deleted_through < TRIM_BATCH:
-        return stream, False
-    return structs.replace(stream, deleted_through=stream.kept_after), True
 
 
 def decide_forget(stream: Stream, frames_max: int, now_ms: int) -> tuple[Stream | None, int]:

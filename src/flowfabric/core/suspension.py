@@ -8,8 +8,8 @@ them; the others stay kept. If they meet the condition, the worker keeps its lea
 and goes on: nothing was ever parked.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import msgspec
 from msgspec import Struct, structs
@@ -33,21 +33,20 @@ from flowfabric.core.waitpoints import (
     check_bindings,
     check_keys,
     check_same_key,
-    check_sequence,
     check_waitpoint_room,
-    default_bindings,
     details_of,
     is_expired,
     new_waitpoint,
+    pending_again,
     signing_key,
     unannounced,
 )
 
-# A suspension as it is asked for, and what can be refused without looking at the execution
+# Requests to suspend, checked as far as possible without looking at the execution
 
 
 class SuspendRequest(Struct, frozen=True, kw_only=True):
-    """A suspension as it was asked for, checked."""
+    """A checked request to suspend."""
 
     suspension_id: SuspensionId
     bindings: tuple[BoundWaitpoint | UsePending, ...]
@@ -76,7 +75,7 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
 
 def check_suspend(
     *,
-    new_ids: Sequence[str],
+    new_ids: Iterator[str],
     resume_condition: object,
     waitpoints: object = None,
     suspension_id: object = None,
@@ -90,28 +89,24 @@ def check_suspend(
     idempotency_key: object = None,
     take_pending: object = False,
 ) -> SuspendRequest:
-    """Everything about a request that can be refused without looking at the execution.
+    """Check a request as far as possible without looking at the execution.
 
-    `new_ids` are for what the caller leaves unnamed: the suspension and each waitpoint.
+    The suspension and each waitpoint that the caller leaves unnamed takes one of `new_ids`.
     """
     condition = conditions.check_condition(resume_condition)
-    chosen = default_bindings(condition) if waitpoints is None else check_sequence(waitpoints)
     taking = checks.check_bool("take_pending", take_pending)
-    bindings = check_bindings(chosen, condition, new_ids[1:], take_pending=taking)
-    if timeout_at_ms is not None and timeout_in_ms is not None:
+    bindings = check_bindings(waitpoints, condition, new_ids, take_pending=taking)
+    timeouts = [each for each in (timeout_at_ms, timeout_in_ms) if each is not None]
+    if len(timeouts) > 1:
         raise errors.InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
-    if (
-        isinstance(condition, conditions.TimeoutOnly)
-        and timeout_at_ms is None
-        and timeout_in_ms is None
-    ):
+    if isinstance(condition, conditions.TimeoutOnly) and not timeouts:
         raise errors.InvalidInput(
             "timeout_at_ms",
             "timeout_only_without_deadline: without a timeout nothing would ever end this",
         )
     return SuspendRequest(
         suspension_id=SuspensionId(
-            parse_uuid("suspension_id", new_ids[0] if suspension_id is None else suspension_id)
+            parse_uuid("suspension_id", next(new_ids) if suspension_id is None else suspension_id)
         ),
         bindings=bindings,
         condition=condition,
@@ -119,7 +114,7 @@ def check_suspend(
         reason_code=checks.check_choice("reason_code", reason_code, records.SuspensionReason),
         requested_by=checks.check_choice("requested_by", requested_by, records.Requester),
         timeout_at_ms=checks.check_optional_time("timeout_at_ms", timeout_at_ms),
-        timeout_behavior=check_behavior(timeout_behavior),
+        timeout_behavior=None if timeout_behavior is None else check_behavior(timeout_behavior),
         timeout_in_ms=checks.check_optional_int("timeout_in_ms", timeout_in_ms, 0, DURATION_MAX_MS),
         continuation_metadata_pointer=checks.check_optional_text(
             "continuation_metadata_pointer",
@@ -134,54 +129,43 @@ def check_suspend(
     )
 
 
-def check_behavior(behavior: object) -> records.TimeoutBehavior | None:
-    if behavior is None:
-        return None
+def check_behavior(behavior: object) -> records.TimeoutBehavior:
     if behavior == "auto_resume":
         return records.TimeoutBehavior.AUTO_RESUME
     return checks.check_choice("timeout_behavior", behavior, records.TimeoutBehavior)
 
 
-# What a suspend was answered, so that a repeat gets the same ----------------
+# The answer to a suspend, so that a repeat gets the same --------------------
 
 
-def remember(
+def outcome_of(
     subject: Subject,
     request: SuspendRequest,
     suspension: records.Suspension,
     already_satisfied: bool,
     now_ms: int,
-) -> tuple[records.SuspendDedup, ...]:
-    """Remember the answer for repeats, whatever else they ask for."""
+) -> records.SuspendDedup:
+    """The lease that suspended and what came of it; stored if the request has a key."""
     execution = subject.execution
-    if request.idempotency_key is None:
-        return ()
     assert execution.lease_id is not None
     assert execution.current_attempt_id is not None
     assert execution.worker_instance_id is not None
-    return (
-        records.SuspendDedup(
-            partition_key=execution.partition_key,
-            execution_id=execution.execution_id,
-            idempotency_key=request.idempotency_key,
-            suspension_id=suspension.suspension_id,
-            already_satisfied=already_satisfied,
-            lease_id=execution.lease_id,
-            lease_epoch=execution.lease_epoch,
-            attempt_id=execution.current_attempt_id,
-            attempt_index=execution.current_attempt_index,
-            worker_instance_id=execution.worker_instance_id,
-            lease_ttl_ms=lease_ttl_of(execution),
-            expires_at_ms=now_ms + dedup_ttl_ms(suspension.timeout_at_ms, now_ms),
-        ),
-    )
-
-
-def lease_ttl_of(execution: records.Execution) -> int:
-    """How long the live lease was granted or renewed for."""
     assert execution.lease_expires_at_ms is not None
     assert execution.lease_last_renewed_at_ms is not None
-    return execution.lease_expires_at_ms - execution.lease_last_renewed_at_ms
+    return records.SuspendDedup(
+        partition_key=execution.partition_key,
+        execution_id=execution.execution_id,
+        idempotency_key=request.idempotency_key or "",
+        suspension_id=suspension.suspension_id,
+        already_satisfied=already_satisfied,
+        lease_id=execution.lease_id,
+        lease_epoch=execution.lease_epoch,
+        attempt_id=execution.current_attempt_id,
+        attempt_index=execution.current_attempt_index,
+        worker_instance_id=execution.worker_instance_id,
+        lease_ttl_ms=execution.lease_expires_at_ms - execution.lease_last_renewed_at_ms,
+        expires_at_ms=now_ms + dedup_ttl_ms(suspension.timeout_at_ms, now_ms),
+    )
 
 
 def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
@@ -194,8 +178,7 @@ def dedup_ttl_ms(timeout_at_ms: int | None, now_ms: int) -> int:
 
 def may_repeat(execution: records.Execution, dedup: records.SuspendDedup, fence: Fence) -> bool:
     """Whether the caller got that answer, or holds the execution now."""
-    asked = (fence.lease_id, fence.lease_epoch, fence.attempt_id)
-    return asked in (
+    return (fence.lease_id, fence.lease_epoch, fence.attempt_id) in (
         (dedup.lease_id, dedup.lease_epoch, dedup.attempt_id),
         (execution.lease_id, execution.lease_epoch, execution.current_attempt_id),
     )
@@ -212,7 +195,7 @@ def may_repeat(execution: records.Execution, dedup: records.SuspendDedup, fence:
 
 
 class TakenSignals(Struct, frozen=True, kw_only=True):
-    """Kept signals as they count for the suspension."""
+    """Which kept signals the suspension takes."""
 
     signals: tuple[records.SignalFacts, ...] = ()
     """Those it takes."""
@@ -296,7 +279,7 @@ def decide_set_aside(
         named = sorted(request.signal_ids)
         raise errors.InvalidInput("signal_ids", "must have counted for the suspension", named)
     room = bounds.OPEN_WAITPOINTS_MAX - execution.open_waitpoint_count
-    opened = tuple(map(_pending_again, _closed_by(wait, timing.now_ms)[:room]))
+    opened = tuple(map(pending_again, _closed_by(wait, timing.now_ms)[:room]))
     unmet = structs.replace(
         suspension,
         satisfied_at_ms=None,
@@ -326,18 +309,6 @@ def _closed_by(wait: MetWait, now_ms: int) -> list[records.Waitpoint]:
     ]
 
 
-def _pending_again(waitpoint: records.Waitpoint) -> records.Waitpoint:
-    return structs.replace(
-        waitpoint,
-        state=records.WaitpointState.PENDING,
-        suspension_id=None,
-        activated_at_ms=None,
-        satisfied_at_ms=None,
-        closed_at_ms=None,
-        close_reason=None,
-    )
-
-
 def set_aside_reason(suspension: records.Suspension | None) -> str:
     """Why the signals of a suspension were set aside; empty if they were not."""
     closed_by = (suspension and suspension.close_reason) or ""
@@ -361,11 +332,11 @@ class SuspendAnswer(Struct, frozen=True, kw_only=True):
     """The outcome of a suspend."""
 
     details: SuspensionDetails
-    already_satisfied: bool
+    outcome: records.SuspendDedup
 
 
 class SuspendFindings(Struct, frozen=True, kw_only=True):
-    """What was found, under the execution's lock, about a request."""
+    """The rows that a suspend depends on, besides the execution's own."""
 
     keys: Sequence[records.HmacKey]
     bound: Mapping[WaitpointId, records.Waitpoint] = {}
@@ -386,21 +357,18 @@ def decide_suspend(
     """Park the attempt until the condition is met; continue at once if early signals meet it."""
     _check_may_suspend(subject, fence, timing)
     request = with_default_timeout(request, subject.execution, timing.now_ms)
-    if found.suspension_id_taken:
-        raise errors.InvalidInput("suspension_id", "was used before", request.suspension_id)
-    suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
+    opened = _opened(subject, request, found, timing.now_ms)
+    suspension = opened.suspension
     seen = take(request.condition, suspension, found.kept)
-    already = seen.closer is not None
-    change_by = _satisfied if already else _paused
-    changes = change_by(subject, suspension, _Opened.of(waitpoints, found), seen, timing.now_ms)
-    dedup = remember(subject, request, suspension, already, timing.now_ms)
-    if found.expired_dedup is None:
-        changes = structs.replace(changes, inserts=(*changes.inserts, *dedup))
+    if seen.closer is None:
+        changes = _paused(subject, request, opened, seen, timing.now_ms)
     else:
-        changes = structs.replace(changes, updates=(*changes.updates, *dedup))
-    details = details_of(suspension, waitpoints, found.keys, timing.now_ms)
+        changes = _satisfied(subject, opened, seen, timing.now_ms)
+    outcome = outcome_of(subject, request, suspension, seen.closer is not None, timing.now_ms)
+    details = details_of(suspension, opened.waitpoints, found.keys, timing.now_ms)
     return Decision(
-        answer=SuspendAnswer(details=details, already_satisfied=already), changes=changes
+        answer=SuspendAnswer(details=details, outcome=outcome),
+        changes=_remembering(changes, request, outcome, found),
     )
 
 
@@ -419,21 +387,30 @@ def decide_take(
     waitpoints to make for a wait that is not met, where its names have none.
     """
     _check_may_suspend(subject, fence, timing)
-    if found.suspension_id_taken:
-        raise errors.InvalidInput("suspension_id", "was used before", request.suspension_id)
-    suspension, waitpoints = _opened(subject, request, found, timing.now_ms)
-    seen = take(request.condition, suspension, found.kept)
+    opened = _opened(subject, request, found, timing.now_ms)
+    seen = take(request.condition, opened.suspension, found.kept)
     if seen.closer is None:
         missing = unannounced(subject, announced, timing.now_ms)
         changes = announce(subject, missing, signing_key(found.keys), timing.now_ms)
         return Decision(answer=False, changes=changes)
-    opened = _Opened.of(waitpoints, found)
-    changes = _satisfied(subject, suspension, opened, seen, timing.now_ms)
+    changes = _satisfied(subject, opened, seen, timing.now_ms)
     # A pause of the same name, begun before this answer arrived, is answered the same.
-    dedup = remember(subject, request, suspension, True, timing.now_ms)
-    return Decision(
-        answer=True, changes=structs.replace(changes, inserts=(*changes.inserts, *dedup))
-    )
+    outcome = outcome_of(subject, request, opened.suspension, True, timing.now_ms)
+    return Decision(answer=True, changes=_remembering(changes, request, outcome, found))
+
+
+def _remembering(
+    changes: Changes,
+    request: SuspendRequest,
+    outcome: records.SuspendDedup,
+    found: SuspendFindings,
+) -> Changes:
+    """The changes, and the outcome for repeats if the request has a key."""
+    if request.idempotency_key is None:
+        return changes
+    if found.expired_dedup is None:
+        return structs.replace(changes, inserts=(*changes.inserts, outcome))
+    return structs.replace(changes, updates=(*changes.updates, outcome))
 
 
 def with_pending(
@@ -490,10 +467,21 @@ def with_default_timeout(
     return structs.replace(request, timeout_at_ms=timeout_at_ms, timeout_behavior=behavior)
 
 
+class _Opened(Struct, frozen=True, kw_only=True):
+    """A suspension and its waitpoints: fresh ones, and those that have a row already."""
+
+    suspension: records.Suspension
+    waitpoints: tuple[records.Waitpoint, ...]
+    fresh: tuple[records.Waitpoint, ...]
+    taken_over: tuple[records.Waitpoint, ...]
+
+
 def _opened(
     subject: Subject, request: SuspendRequest, found: SuspendFindings, now_ms: int
-) -> tuple[records.Suspension, tuple[records.Waitpoint, ...]]:
+) -> _Opened:
     execution = subject.execution
+    if found.suspension_id_taken:
+        raise errors.InvalidInput("suspension_id", "was used before", request.suspension_id)
     for bound in request.fresh:
         if bound.waitpoint_id in found.bound:
             raise errors.WaitpointAlreadyExists(f"waitpoint {bound.waitpoint_id} exists already")
@@ -523,7 +511,12 @@ def _opened(
         )
         for ordinal, waitpoint in enumerate(waitpoints)
     )
-    return _new_suspension(execution, request, active[0].waitpoint_id, now_ms), active
+    return _Opened(
+        suspension=_new_suspension(execution, request, active[0].waitpoint_id, now_ms),
+        waitpoints=active,
+        fresh=tuple(each for each in active if each.waitpoint_id not in found.bound),
+        taken_over=tuple(each for each in active if each.waitpoint_id in found.bound),
+    )
 
 
 def _taken_over(
@@ -565,36 +558,13 @@ def _new_suspension(
     )
 
 
-class _Opened(Struct, frozen=True, kw_only=True):
-    """The waitpoints of a suspension, by whether they have a row already."""
-
-    fresh: tuple[records.Waitpoint, ...]
-    taken_over: tuple[records.Waitpoint, ...]
-
-    @classmethod
-    def of(cls, waitpoints: Sequence[records.Waitpoint], found: SuspendFindings) -> Self:
-        return cls(
-            fresh=tuple(each for each in waitpoints if each.waitpoint_id not in found.bound),
-            taken_over=tuple(each for each in waitpoints if each.waitpoint_id in found.bound),
-        )
-
-
-def _waits_for(suspension: records.Suspension) -> str:
-    names = conditions.referenced_waitpoint_keys(
-        conditions.stored_condition(suspension.resume_condition)
-    )
-    named = f": {', '.join(names)}" if any(names) else ""
-    return checks.shorten(f"{suspension.reason_code}{named}", bounds.TEXT_BYTES_MAX)
-
-
 def _paused(
-    subject: Subject,
-    suspension: records.Suspension,
-    opened: _Opened,
-    seen: TakenSignals,
-    now_ms: int,
+    subject: Subject, request: SuspendRequest, opened: _Opened, seen: TakenSignals, now_ms: int
 ) -> Changes:
-    waits = into(Situation.SUSPENDED, _waits_for(suspension))
+    suspension = opened.suspension
+    names = ", ".join(conditions.referenced_waitpoint_keys(request.condition))
+    detail = f"{suspension.reason_code}: {names}" if names else suspension.reason_code
+    waits = into(Situation.SUSPENDED, checks.shorten(detail, bounds.TEXT_BYTES_MAX))
     changes = park(
         subject,
         suspension.suspension_id,
@@ -615,17 +585,11 @@ def _paused(
     )
 
 
-def _satisfied(
-    subject: Subject,
-    suspension: records.Suspension,
-    opened: _Opened,
-    seen: TakenSignals,
-    now_ms: int,
-) -> Changes:
+def _satisfied(subject: Subject, opened: _Opened, seen: TakenSignals, now_ms: int) -> Changes:
     """The record of a pause that never happened; the worker keeps its lease."""
     before = subject.execution
     ended = structs.replace(
-        suspension,
+        opened.suspension,
         satisfied_at_ms=now_ms,
         closed_at_ms=now_ms,
         close_reason=RESUMED,

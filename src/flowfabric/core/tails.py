@@ -16,17 +16,11 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from flowfabric.core import streams
+from flowfabric.core import states, streams
 from flowfabric.core.checks import check_int
 from flowfabric.core.flow_endings import DEPENDENCY_IMPOSSIBLE
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, EXECUTION_DEADLINE
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    FailureClass,
-    LifecyclePhase,
-    OwnershipState,
-    TerminalOutcome,
-)
+from flowfabric.core.records import view_of
 from flowfabric.errors import InvalidInput
 
 
@@ -49,15 +43,15 @@ class Closed(Struct, frozen=True, kw_only=True):
 class StreamFacts(Struct, frozen=True, kw_only=True):
     """The columns of execution, attempt and stream that say how a stream stands."""
 
-    lifecycle_phase: LifecyclePhase
-    ownership_state: OwnershipState
-    terminal_outcome: TerminalOutcome
+    lifecycle_phase: states.LifecyclePhase
+    ownership_state: states.OwnershipState
+    terminal_outcome: states.TerminalOutcome
     current_attempt_index: int
     total_attempt_count: int
     completed_at_ms: int | None
     lease_expired_at_ms: int | None
     last_mutation_at_ms: int
-    attempt_state: AttemptLifecycle | None
+    attempt_state: states.AttemptLifecycle | None
     """From the attempt's own row, if it has one."""
     ended_at_ms: int | None
     failure_reason: str | None
@@ -71,7 +65,7 @@ class StreamFacts(Struct, frozen=True, kw_only=True):
     @property
     def has_ended(self) -> bool:
         """Whether the execution has: there will be no further attempt, unless it is replayed."""
-        return self.lifecycle_phase is LifecyclePhase.TERMINAL
+        return self.lifecycle_phase is states.LifecyclePhase.TERMINAL
 
     @property
     def latest_attempt(self) -> int:
@@ -98,7 +92,7 @@ def closing(facts: StreamFacts | None, attempt_index: int) -> Closed | None:
         # The attempt that needs no row is one that succeeded.
         at_ms = facts.completed_at_ms or facts.last_mutation_at_ms
         return Closed(at_ms=at_ms, reason=CloseReason.ATTEMPT_SUCCESS)
-    if facts.ownership_state is OwnershipState.LEASE_EXPIRED_RECLAIMABLE:
+    if facts.ownership_state is states.OwnershipState.LEASE_EXPIRED_RECLAIMABLE:
         at_ms = facts.lease_expired_at_ms or facts.last_mutation_at_ms
         return Closed(at_ms=at_ms, reason=CloseReason.LEASE_EXPIRED)
     return None
@@ -106,19 +100,19 @@ def closing(facts: StreamFacts | None, attempt_index: int) -> Closed | None:
 
 def _reason(facts: StreamFacts) -> CloseReason:
     why = facts.failure_reason or ""
-    timed_out = facts.failure_category == FailureClass.TIMEOUT
+    timed_out = facts.failure_category == states.FailureClass.TIMEOUT
     match facts.attempt_state:
-        case AttemptLifecycle.ENDED_SUCCESS:
+        case states.AttemptLifecycle.ENDED_SUCCESS:
             return CloseReason.ATTEMPT_SUCCESS
-        case AttemptLifecycle.INTERRUPTED_RECLAIMED:
+        case states.AttemptLifecycle.INTERRUPTED_RECLAIMED:
             return CloseReason.RECLAIMED
         case _ if timed_out and why.startswith("suspension_timeout:"):
             return CloseReason.SUSPENSION_TIMEOUT
         case _ if timed_out and why in (ATTEMPT_TIMEOUT, EXECUTION_DEADLINE):
             return CloseReason.EXPIRED
-        case AttemptLifecycle.ENDED_CANCELLED if why == DEPENDENCY_IMPOSSIBLE:
+        case states.AttemptLifecycle.ENDED_CANCELLED if why == DEPENDENCY_IMPOSSIBLE:
             return CloseReason.DEPENDENCY_IMPOSSIBLE
-        case AttemptLifecycle.ENDED_CANCELLED:
+        case states.AttemptLifecycle.ENDED_CANCELLED:
             return CloseReason.ATTEMPT_CANCELLED
         case _:
             return CloseReason.ATTEMPT_FAILURE
@@ -209,25 +203,25 @@ class StreamFrame(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The payload as text; base64 where it is none, or not without its codec."""
+        """The payload as text; base64 if it is binary, or needs a codec that is missing here."""
         if self.encoding is streams.Encoding.BASE64 or self.coded:
             return base64.b64encode(self.payload).decode()
         return self.payload.decode()
 
     @property
     def fields(self) -> dict[str, str]:
-        """Everything there is to it, as text, by name."""
-        values = {
-            "correlation_id": self.correlation_id,
-            "encoding": self.encoding.value,
+        """All fields as text, by name."""
+        values: dict[str, object] = {
             "frame_type": self.frame_type,
-            "mode": self.mode.value,
-            "payload": self.text,
-            "source": self.source,
-            "step_key": self.step_key,
-            "summary_version": self.summary_version,
             "ts": self.ts,
+            "payload": self.text,
+            "encoding": self.encoding,
+            "source": self.source,
+            "mode": self.mode,
+            "correlation_id": self.correlation_id,
+            "summary_version": self.summary_version,
             "ttl_ms": self.ttl_ms,
+            "step_key": self.step_key,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -250,11 +244,11 @@ class StreamFrames(Struct, frozen=True, kw_only=True):
 
 
 class TakeOver(Struct, frozen=True, kw_only=True):
-    """From here on a later attempt speaks: what earlier ones have said no longer counts."""
+    """A later attempt takes over here: what earlier ones have said no longer counts."""
 
     attempt_index: int
     kept_steps: Mapping[str, int]
-    """Steps that were finished, and by which attempt: what they said in it still counts."""
+    """Finished steps, and which attempt finished each: what they said in it still counts."""
 
     def drops(self, attempt_index: int, step_key: str | None) -> bool:
         """Whether what an attempt has said, in a step or outside of steps, no longer counts."""
@@ -278,7 +272,7 @@ class ExecutionFrames(Struct, frozen=True, kw_only=True):
 
 
 class SummaryDocument(Struct, frozen=True, kw_only=True):
-    """What an attempt has summed up so far."""
+    """An attempt's summary so far."""
 
     document: bytes
     version: int
@@ -288,30 +282,13 @@ class SummaryDocument(Struct, frozen=True, kw_only=True):
 
 
 def shown(frame: streams.FrameRecord) -> StreamFrame:
-    return StreamFrame(
-        id=streams.show_id(frame.frame_id),
-        attempt_index=frame.attempt_index,
-        frame_type=frame.frame_type,
-        ts=int(streams.show_id(frame.frame_id).partition("-")[0]),
-        payload=frame.payload,
-        encoding=frame.encoding,
-        source=frame.source,
-        mode=frame.mode,
-        correlation_id=frame.correlation_id,
-        step_key=frame.step_key,
-        summary_version=frame.summary_version,
-        ttl_ms=frame.ttl_ms,
-        coded=frame.coded,
-    )
-
-
-def shown_summary(summary: streams.StreamSummary) -> SummaryDocument:
-    return SummaryDocument(
-        document=summary.document,
-        version=summary.version,
-        patch_kind=summary.patch_kind,
-        last_updated_ms=summary.last_updated_ms,
-        first_applied_ms=summary.first_applied_ms,
+    frame_id = frame.frame_id
+    return view_of(
+        StreamFrame,
+        frame,
+        id=streams.show_id(frame_id),
+        ts=frame_id >> streams.SEQ_BITS,
+        superseded=False,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from flowfabric.core import situations
+from flowfabric.core import situations, states
 from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN, RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.events import Event, LeaseEventType, completion_event, lease_event
 from flowfabric.core.flow_records import CompletionDispatch
@@ -30,13 +30,6 @@ from flowfabric.core.records import (
     Waitpoint,
     WaitpointState,
 )
-from flowfabric.core.states import (
-    AttemptLifecycle,
-    AttemptState,
-    OwnershipState,
-    TerminalOutcome,
-    derive_public_state,
-)
 from flowfabric.errors import FlowFabricError
 
 # What an operation wants written: the only thing a store ever saves ---------
@@ -44,7 +37,7 @@ from flowfabric.errors import FlowFabricError
 # A decision holds whole records and events, so every change of state travels
 # with its history and both land in one transaction or not at all.
 
-Answer = TypeVar("Answer")
+Answer = TypeVar("Answer", covariant=True)
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -141,18 +134,11 @@ def combine(several: Iterable[Changes]) -> Changes:
 
 Field = str | int | bool | bytes | None
 
-NO_LEASE: dict[str, Field] = {
-    "lease_id": None,
-    "worker_id": None,
-    "worker_instance_id": None,
-    "lease_acquired_at_ms": None,
-    "lease_expires_at_ms": None,
-    "lease_last_renewed_at_ms": None,
-    "lease_expired_at_ms": None,
-    "lease_revoked_at_ms": None,
-    "lease_revoke_reason": None,
-    "attempt_deadline_ms": None,
-}
+NO_LEASE: Final[dict[str, Field]] = dict.fromkeys((
+    "lease_id", "worker_id", "worker_instance_id", "lease_acquired_at_ms", "lease_expires_at_ms",
+    "lease_last_renewed_at_ms", "lease_expired_at_ms", "lease_revoked_at_ms",
+    "lease_revoke_reason", "attempt_deadline_ms",
+))  # fmt: skip
 """The columns that releasing a lease clears. Epoch and attempt id stay, to recognise repeats."""
 
 UNBLOCKED: dict[str, Field] = {**situations.into(situations.Situation.WAITING)}
@@ -249,7 +235,7 @@ def with_derived(execution: Execution) -> Execution:
         execution = structs.replace(execution, granted_until_ms=None)
     return structs.replace(
         execution,
-        public_state=derive_public_state(
+        public_state=states.derive_public_state(
             execution.lifecycle_phase, execution.eligibility_state, execution.terminal_outcome
         ),
         ready=situations.is_ready(execution),
@@ -282,11 +268,11 @@ DEFAULT_KEEP = Keep()
 
 def keep_of(policy: ExecutionPolicy, default: Keep) -> Keep:
     """What a policy asks for; where it asks for nothing, the default."""
-    asked = policy.retention_policy
+    retention = policy.retention_policy
     stream = policy.stream_policy
     ttl_ms = None if stream is None else stream.retention_ttl_ms
-    completed_ms = None if asked is None else asked.completed_ms
-    failed_ms = None if asked is None else asked.failed_ms
+    completed_ms = None if retention is None else retention.completed_ms
+    failed_ms = None if retention is None else retention.failed_ms
     if ttl_ms is not None:
         default = Keep(completed_ms=ttl_ms, failed_ms=ttl_ms)
     return Keep(
@@ -295,9 +281,9 @@ def keep_of(policy: ExecutionPolicy, default: Keep) -> Keep:
     )
 
 
-def kept_ms(execution: Execution, outcome: TerminalOutcome) -> int:
+def kept_ms(execution: Execution, outcome: states.TerminalOutcome) -> int:
     """How long an execution is kept that ends with `outcome`."""
-    succeeded = outcome is TerminalOutcome.SUCCESS
+    succeeded = outcome is states.TerminalOutcome.SUCCESS
     return execution.retention_ms if succeeded else execution.retention_failed_ms
 
 
@@ -323,10 +309,10 @@ NOTHING_MORE: Mapping[str, Field] = MappingProxyType({})
 
 def finish(
     subject: Subject,
-    outcome: TerminalOutcome,
+    outcome: states.TerminalOutcome,
     now_ms: int,
     *,
-    attempt_end: AttemptLifecycle,
+    attempt_end: states.AttemptLifecycle,
     reason: str,
     attempt_failure: str | None = None,
     attempt_category: str | None = None,
@@ -346,7 +332,9 @@ def finish(
         **NO_LEASE,
         **final_lease(before),
         **situations.into(situations.BY_OUTCOME[outcome]),
-        "attempt_state": AttemptState.ATTEMPT_TERMINAL if had_attempt else before.attempt_state,
+        "attempt_state": states.AttemptState.ATTEMPT_TERMINAL
+        if had_attempt
+        else before.attempt_state,
         "delay_until_ms": None,
         "awaits_child": False,
         "attempt_time_left_ms": None,
@@ -360,7 +348,7 @@ def finish(
     after = change(before, now_ms, **(ended_fields | dict(fields)))
     released = (
         (lease_event(before, lease_event_type, now_ms, reason),)
-        if before.ownership_state is OwnershipState.LEASED
+        if before.ownership_state is states.OwnershipState.LEASED
         else ()
     )
     return Changes(
@@ -401,7 +389,7 @@ def dispatch_of(ended: Execution, now_ms: int) -> tuple[CompletionDispatch, ...]
 
 def end_attempt(
     attempt: Attempt | None,
-    end: AttemptLifecycle,
+    end: states.AttemptLifecycle,
     now_ms: int,
     failure: str | None = None,
     category: str | None = None,

@@ -8,59 +8,26 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core import flow_joins
+from flowfabric.core import flow_joins, flow_records, ids, records, states
 from flowfabric.core.changed_code import is_blocked
+from flowfabric.core.checks import ENCODED
 from flowfabric.core.flow_endings import holds_back
-from flowfabric.core.flow_records import (
-    CancellationPolicy,
-    DependencyState,
-    Edge,
-    EdgeGroup,
-    EdgeState,
-    FlowRecord,
-    FlowState,
-    GroupState,
-)
-from flowfabric.core.ids import (
-    AttemptId,
-    EdgeId,
-    ExecutionId,
-    FlowId,
-    LaneId,
-    LeaseId,
-    Namespace,
-    SignalId,
-    WaitpointId,
-    WorkerInstanceId,
-    parse_lane_id,
-    parse_uuid,
-)
 from flowfabric.core.journal import branch_name
 from flowfabric.core.policies import parse_policy
-from flowfabric.core.records import Attempt, Execution, SignalRecord, Step, StepKind, failed_step
 from flowfabric.core.situations import Hold, held_by
-from flowfabric.core.states import (
-    AttemptState,
-    BlockingReason,
-    EligibilityState,
-    LifecyclePhase,
-    OwnershipState,
-    PublicState,
-    TerminalOutcome,
-)
 from flowfabric.errors import Corruption, InvalidInput
 
 
 class AttemptSummary(Struct, frozen=True, kw_only=True):
-    attempt_id: AttemptId
+    attempt_id: ids.AttemptId
     attempt_index: int
 
 
 class LeaseSummary(Struct, frozen=True, kw_only=True):
-    lease_id: LeaseId
+    lease_id: ids.LeaseId
     lease_epoch: int
     attempt_index: int
-    worker_instance_id: WorkerInstanceId
+    worker_instance_id: ids.WorkerInstanceId
     expires_at_ms: int
     last_heartbeat_at_ms: int | None
 
@@ -69,7 +36,7 @@ class KeptSignal(Struct, frozen=True, kw_only=True):
     """A signal that no wait has taken yet."""
 
     name: str
-    signal_id: SignalId
+    signal_id: ids.SignalId
     source: str
     source_type: str
     received_at_ms: int
@@ -77,23 +44,23 @@ class KeptSignal(Struct, frozen=True, kw_only=True):
 
 
 class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     own_id: str | None
-    flow_id: FlowId | None
+    flow_id: ids.FlowId | None
     parent_execution_id: str | None
-    lane_id: LaneId
-    namespace: Namespace
+    lane_id: ids.LaneId
+    namespace: ids.Namespace
     execution_kind: str
     priority: int
-    public_state: PublicState
+    public_state: states.PublicState
     blocked: bool
     """Whether changed code has stopped it. Its public state is `delayed` then, and its
     `blocking_detail` says what does not fit."""
-    blocking_reason: BlockingReason | None
+    blocking_reason: states.BlockingReason | None
     blocking_detail: str | None
     current_attempt: AttemptSummary | None
     current_lease: LeaseSummary | None
-    current_waitpoint: WaitpointId | None
+    current_waitpoint: ids.WaitpointId | None
     created_at_ms: int
     started_at_ms: int | None
     completed_at_ms: int | None
@@ -117,31 +84,31 @@ class ExecutionSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class StateVector(Struct, frozen=True, kw_only=True):
-    lifecycle_phase: LifecyclePhase
-    ownership_state: OwnershipState
-    eligibility_state: EligibilityState
-    blocking_reason: BlockingReason
-    terminal_outcome: TerminalOutcome
-    attempt_state: AttemptState
-    public_state: PublicState
+    lifecycle_phase: states.LifecyclePhase
+    ownership_state: states.OwnershipState
+    eligibility_state: states.EligibilityState
+    blocking_reason: states.BlockingReason
+    terminal_outcome: states.TerminalOutcome
+    attempt_state: states.AttemptState
+    public_state: states.PublicState
 
 
 class ExecutionInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The full state vector; times as decimal text and left out until they are known, as clients of
     the wire expect them."""
 
-    execution_id: ExecutionId
-    namespace: Namespace
-    lane_id: LaneId
+    execution_id: ids.ExecutionId
+    namespace: ids.Namespace
+    lane_id: ids.LaneId
     priority: int
     execution_kind: str
     state_vector: StateVector
-    public_state: PublicState
+    public_state: states.PublicState
     created_at: str
     started_at: str | None = None
     completed_at: str | None = None
     current_attempt_index: int
-    flow_id: FlowId | None
+    flow_id: ids.FlowId | None
     parent_execution_id: str | None
     blocking_detail: str
 
@@ -155,30 +122,26 @@ class ExecutionContext(Struct, frozen=True, kw_only=True):
     tags: dict[str, str]
 
 
-def snapshot(execution: Execution, tags: dict[str, str]) -> ExecutionSnapshot:
-    shared = {
-        name: getattr(execution, name)
-        for name in ExecutionSnapshot.__struct_fields__
-        if name in Execution.__struct_fields__
-    }
+def snapshot(execution: records.Execution, tags: dict[str, str]) -> ExecutionSnapshot:
     reason = execution.blocking_reason
-    return ExecutionSnapshot(
-        **shared
-        | {
-            "flow_id": stored_flow_id(execution),
-            "lane_id": stored_lane_id(execution.lane_id),
-            "blocked": is_blocked(execution),
-            "blocking_reason": None if reason is BlockingReason.NONE else reason,
-            "blocking_detail": execution.blocking_detail or None,
-            "current_attempt": attempt_summary(execution),
-            "current_lease": lease_summary(execution),
-            "current_waitpoint": execution.current_waitpoint_id,
-            "tags": dict(sorted(tags.items())),
-        }
+    return records.view_of(
+        ExecutionSnapshot,
+        execution,
+        flow_id=stored_flow_id(execution),
+        lane_id=stored_lane_id(execution.lane_id),
+        blocked=is_blocked(execution),
+        blocking_reason=None if reason is states.BlockingReason.NONE else reason,
+        blocking_detail=execution.blocking_detail or None,
+        current_attempt=attempt_summary(execution),
+        current_lease=lease_summary(execution),
+        current_waitpoint=execution.current_waitpoint_id,
+        tags=dict(sorted(tags.items())),
+        kept_signals=(),
+        kept_signal_count=0,
     )
 
 
-def kept_signal(signal: SignalRecord) -> KeptSignal:
+def kept_signal(signal: records.SignalRecord) -> KeptSignal:
     return KeptSignal(
         name=signal.signal_name,
         signal_id=signal.signal_id,
@@ -189,7 +152,7 @@ def kept_signal(signal: SignalRecord) -> KeptSignal:
     )
 
 
-def attempt_summary(execution: Execution) -> AttemptSummary | None:
+def attempt_summary(execution: records.Execution) -> AttemptSummary | None:
     if execution.current_attempt_id is None:
         return None
     return AttemptSummary(
@@ -197,92 +160,68 @@ def attempt_summary(execution: Execution) -> AttemptSummary | None:
     )
 
 
-def lease_summary(execution: Execution) -> LeaseSummary | None:
+def lease_summary(execution: records.Execution) -> LeaseSummary | None:
     if execution.worker_instance_id is None or execution.lease_expires_at_ms is None:
         return None
     if execution.lease_id is None:
         raise Corruption(f"lease_id: {execution.execution_id} has a holder and no lease")
-    return LeaseSummary(
-        lease_id=execution.lease_id,
-        lease_epoch=execution.lease_epoch,
+    return records.view_of(
+        LeaseSummary,
+        execution,
         attempt_index=execution.current_attempt_index,
-        worker_instance_id=execution.worker_instance_id,
         expires_at_ms=execution.lease_expires_at_ms,
         last_heartbeat_at_ms=execution.lease_last_renewed_at_ms,
     )
 
 
-def stored_lane_id(lane_id: str) -> LaneId:
+def stored_lane_id(lane_id: str) -> ids.LaneId:
     try:
-        return parse_lane_id(lane_id)
+        return ids.parse_lane_id(lane_id)
     except InvalidInput as error:
         raise Corruption(f"a stored lane is none: {error}") from error
 
 
-def stored_flow_id(execution: Execution) -> FlowId | None:
+def stored_flow_id(execution: records.Execution) -> ids.FlowId | None:
     if execution.flow_id is None:
         return None
     try:
-        return FlowId(parse_uuid("flow_id", execution.flow_id))
+        return ids.FlowId(ids.parse_uuid("flow_id", execution.flow_id))
     except InvalidInput as error:
         raise Corruption(f"{execution.execution_id} is of no flow: {error}") from error
 
 
-def info(execution: Execution) -> ExecutionInfo:
-    return ExecutionInfo(
-        execution_id=execution.execution_id,
-        namespace=execution.namespace,
-        lane_id=execution.lane_id,
-        priority=execution.priority,
-        execution_kind=execution.execution_kind,
-        state_vector=StateVector(
-            lifecycle_phase=execution.lifecycle_phase,
-            ownership_state=execution.ownership_state,
-            eligibility_state=execution.eligibility_state,
-            blocking_reason=execution.blocking_reason,
-            terminal_outcome=execution.terminal_outcome,
-            attempt_state=execution.attempt_state,
-            public_state=execution.public_state,
-        ),
-        public_state=execution.public_state,
+def info(execution: records.Execution) -> ExecutionInfo:
+    return records.view_of(
+        ExecutionInfo,
+        execution,
+        state_vector=records.view_of(StateVector, execution),
         created_at=str(execution.created_at_ms),
         started_at=_text(execution.started_at_ms),
         completed_at=_text(execution.completed_at_ms),
-        current_attempt_index=execution.current_attempt_index,
-        flow_id=execution.flow_id,
-        parent_execution_id=execution.parent_execution_id,
-        blocking_detail=execution.blocking_detail,
     )
 
 
 CORE_FIELDS = {
     "attempt_index": "current_attempt_index",
-    "blocking_reason": "blocking_reason",
     "cancel_reason": "cancellation_reason",
-    "cancellation_reason": "cancellation_reason",
-    "cancelled_by": "cancelled_by",
     "completed_at": "completed_at_ms",
-    "created_at_ms": "created_at_ms",
-    "current_attempt_index": "current_attempt_index",
-    "current_waitpoint_id": "current_waitpoint_id",
     "current_worker_instance_id": "worker_instance_id",
-    "deadline_at_ms": "deadline_at_ms",
-    "eligibility_state": "eligibility_state",
-    "flow_id": "flow_id",
-    "attempt_state": "attempt_state",
-    "lane_id": "lane_id",
-    "lifecycle_phase": "lifecycle_phase",
-    "ownership_state": "ownership_state",
-    "parent_execution_id": "parent_execution_id",
-    "priority": "priority",
-    "public_state": "public_state",
     "terminal_at_ms": "completed_at_ms",
-}
+    **{
+        name: name
+        for name in (
+            "attempt_state", "blocking_reason", "cancellation_reason", "cancelled_by",
+            "created_at_ms", "current_attempt_index", "current_waitpoint_id", "deadline_at_ms",
+            "eligibility_state", "flow_id", "lane_id", "lifecycle_phase", "ownership_state",
+            "parent_execution_id", "priority", "public_state",
+        )
+    },
+}  # fmt: skip
 """The names `read_exec_core_fields` serves straight from the record."""
 
 
 def core_fields(
-    execution: Execution | None, names: tuple[str, ...], required: tuple[str, ...]
+    execution: records.Execution | None, names: tuple[str, ...], required: tuple[str, ...]
 ) -> dict[str, str | None]:
     """The named fields as text; names we do not serve, and fields not set, are None."""
     if execution is None:
@@ -315,7 +254,7 @@ class StepView(Struct, frozen=True, kw_only=True):
     name: str
     branch: str
     """Which of the handler's parallel branches it belongs to; empty for the handler itself."""
-    kind: StepKind
+    kind: records.StepKind
     result: bytes | None
     """As stored: JSON, unless the app's codec says otherwise."""
     error: str | None
@@ -327,9 +266,9 @@ class StepView(Struct, frozen=True, kw_only=True):
 
 
 class ChildView(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     execution_kind: str
-    public_state: PublicState
+    public_state: states.PublicState
     created_at_ms: int
 
 
@@ -339,41 +278,35 @@ class ExecutionDetails(ExecutionSnapshot, frozen=True, kw_only=True):
     steps: tuple[StepView, ...]
     """In the order they were made in. The one whose failure ended the last attempt comes last: it
     is not stored, and the next attempt tries it again."""
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[records.Attempt, ...]
     """Oldest first; a failed one has its traceback."""
     children: tuple[ChildView, ...]
     """What it submitted and is still stored, oldest first."""
 
 
-def step_view(step: Step) -> StepView:
-    return StepView(
-        step_key=step.step_key,
+def step_view(step: records.Step) -> StepView:
+    return records.view_of(
+        StepView,
+        step,
         name=step.name or step.step_key,
         branch=branch_name(step.line),
-        kind=step.kind,
-        result=step.result,
         error=_error(step.failure),
-        recorded_at_ms=step.recorded_at_ms,
-        duration_ms=step.duration_ms,
-        wake_at_ms=step.wake_at_ms,
-        attempt_index=step.attempt_index,
     )
 
 
-def failed_view(attempt: Attempt) -> StepView | None:
+def failed_view(attempt: records.Attempt) -> StepView | None:
     """The step whose failure ended an attempt, as it would look if it were stored."""
-    failed = failed_step(attempt)
+    failed = records.failed_step(attempt)
     if failed is None:
         return None
-    return StepView(
-        step_key=failed.step_key,
+    return records.view_of(
+        StepView,
+        failed,
         name=failed.name or failed.step_key,
         branch=branch_name(failed.line),
-        kind=StepKind.CALL,
+        kind=records.StepKind.CALL,
         result=None,
-        error=failed.error,
         recorded_at_ms=attempt.ended_at_ms or attempt.created_at_ms,
-        duration_ms=failed.duration_ms,
         wake_at_ms=None,
         attempt_index=attempt.attempt_index,
     )
@@ -383,6 +316,8 @@ def _error(failure: bytes | None) -> str | None:
     """What was stored of a failure, in a line; each kind of step has its own form."""
     if failure is None:
         return None
+    if failure.startswith(ENCODED):
+        return "it cannot be read without the codec of the app"
     try:
         meaning: object = msgspec.json.decode(failure)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -395,25 +330,20 @@ def _error(failure: bytes | None) -> str | None:
 
 
 def details(
-    execution: Execution,
+    execution: records.Execution,
     tags: dict[str, str],
     *,
-    steps: tuple[Step, ...],
-    attempts: tuple[Attempt, ...],
+    steps: tuple[records.Step, ...],
+    attempts: tuple[records.Attempt, ...],
     children: tuple[ChildView, ...],
 ) -> ExecutionDetails:
-    seen = snapshot(execution, tags)
     failed = failed_view(attempts[-1]) if attempts else None
-    stored = {step.step_key for step in steps}
-    shared = {name: getattr(seen, name) for name in ExecutionSnapshot.__struct_fields__}
-    return ExecutionDetails(
-        **shared,
-        steps=(
-            *(step_view(step) for step in steps),
-            *([failed] if failed is not None and failed.step_key not in stored else ()),
-        ),
-        attempts=attempts,
-        children=children,
+    views = [step_view(step) for step in steps]
+    if failed is not None and failed.step_key not in {step.step_key for step in steps}:
+        views.append(failed)
+    seen = snapshot(execution, tags)
+    return records.view_of(
+        ExecutionDetails, seen, steps=tuple(views), attempts=attempts, children=children
     )
 
 
@@ -424,41 +354,41 @@ CREATED_BY = "engine"
 
 
 class EdgeSnapshot(Struct, frozen=True, kw_only=True):
-    edge_id: EdgeId
-    flow_id: FlowId
-    upstream_execution_id: ExecutionId
-    downstream_execution_id: ExecutionId
+    edge_id: ids.EdgeId
+    flow_id: ids.FlowId
+    upstream_execution_id: ids.ExecutionId
+    downstream_execution_id: ids.ExecutionId
     dependency_kind: str
     satisfaction_condition: str
     data_passing_ref: str | None
-    edge_state: EdgeState
-    dep_state: DependencyState
-    resolved_outcome: TerminalOutcome | None
+    edge_state: flow_records.EdgeState
+    dep_state: flow_records.DependencyState
+    resolved_outcome: states.TerminalOutcome | None
     resolved_at_ms: int | None
     created_at_ms: int
     created_by: str
 
 
 class EdgeGroupSnapshot(Struct, frozen=True, kw_only=True):
-    downstream_execution_id: ExecutionId
+    downstream_execution_id: ids.ExecutionId
     policy: flow_joins.EdgeDependencyPolicy
     total_deps: int
     satisfied_count: int
     failed_count: int
     skipped_count: int
     running_count: int
-    group_state: GroupState
+    group_state: flow_records.GroupState
     fired_at_ms: int | None
     cancel_reason: str | None
 
 
 class FlowSnapshot(Struct, frozen=True, kw_only=True):
-    flow_id: FlowId
+    flow_id: ids.FlowId
     flow_kind: str
-    namespace: Namespace
-    public_flow_state: FlowState
+    namespace: ids.Namespace
+    public_flow_state: flow_records.FlowState
     """`open` or `cancelled`: whether the graph may change."""
-    state: FlowState
+    state: flow_records.FlowState
     """How the flow is doing, derived from its members."""
     graph_revision: int
     node_count: int
@@ -467,7 +397,7 @@ class FlowSnapshot(Struct, frozen=True, kw_only=True):
     last_mutation_at_ms: int
     cancelled_at_ms: int | None
     cancel_reason: str | None
-    cancellation_policy: CancellationPolicy | None
+    cancellation_policy: flow_records.CancellationPolicy | None
     ended_at_ms: int | None
     tags: dict[str, str]
     edge_groups: tuple[EdgeGroupSnapshot, ...]
@@ -482,9 +412,9 @@ class FlowStatus(StrEnum):
 
 
 class FlowListItem(Struct, frozen=True, kw_only=True):
-    flow_id: FlowId
+    flow_id: ids.FlowId
     flow_kind: str
-    namespace: Namespace
+    namespace: ids.Namespace
     created_at_ms: int
     status: FlowStatus
 
@@ -492,7 +422,7 @@ class FlowListItem(Struct, frozen=True, kw_only=True):
 class FlowSummary(Struct, frozen=True, kw_only=True):
     """How many members are in which state, counted now."""
 
-    flow_id: FlowId
+    flow_id: ids.FlowId
     total_members: int
     sampled_members: int
     """How many of them were looked at: all."""
@@ -509,15 +439,15 @@ class FlowSummary(Struct, frozen=True, kw_only=True):
     members_waiting_children: int = 0
     members_spared: int = 0
     """Of the cancelled ones: those that a join no longer needed."""
-    public_flow_state: FlowState
+    public_flow_state: flow_records.FlowState
     last_summary_update_at_ms: int
     """When they were counted."""
 
 
 class FlowMember(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     execution_kind: str
-    public_state: PublicState
+    public_state: states.PublicState
     blocked: bool = False
     """Whether changed code has stopped it: delayed, until an operator or other code helps."""
     tags: dict[str, str] = {}
@@ -533,25 +463,19 @@ class EligibilityStatus(StrEnum):
     ELIGIBLE = "eligible"
 
 
-def edge_snapshot(edge: Edge) -> EdgeSnapshot:
-    return EdgeSnapshot(
-        edge_id=edge.edge_id,
-        flow_id=edge.flow_id,
+def edge_snapshot(edge: flow_records.Edge) -> EdgeSnapshot:
+    return records.view_of(
+        EdgeSnapshot,
+        edge,
         upstream_execution_id=edge.upstream_id,
         downstream_execution_id=edge.downstream_id,
-        dependency_kind=edge.dependency_kind,
         satisfaction_condition=ALL_REQUIRED,
         data_passing_ref=edge.data_passing_ref or None,
-        edge_state=edge.edge_state,
-        dep_state=edge.dep_state,
-        resolved_outcome=edge.resolved_outcome,
-        resolved_at_ms=edge.resolved_at_ms,
-        created_at_ms=edge.created_at_ms,
         created_by=CREATED_BY,
     )
 
 
-def group_snapshot(group: EdgeGroup) -> EdgeGroupSnapshot:
+def group_snapshot(group: flow_records.EdgeGroup) -> EdgeGroupSnapshot:
     return EdgeGroupSnapshot(
         downstream_execution_id=group.downstream_id,
         policy=flow_joins.policy_of(group),
@@ -566,26 +490,28 @@ def group_snapshot(group: EdgeGroup) -> EdgeGroupSnapshot:
     )
 
 
-def closing(flow: FlowRecord) -> bool:
+def closing(flow: flow_records.FlowRecord) -> bool:
     """Whether the flow was cancelled, and the ends of its members are not all counted yet."""
-    cancelled = flow.public_flow_state is FlowState.CANCELLED
-    return cancelled and flow.derived_state is FlowState.OPEN
+    cancelled = flow.public_flow_state is flow_records.FlowState.CANCELLED
+    return cancelled and flow.derived_state is flow_records.FlowState.OPEN
 
 
-def status_of(flow: FlowRecord, *, going: bool) -> FlowStatus:
+def status_of(flow: flow_records.FlowRecord, *, going: bool) -> FlowStatus:
     """Whether it has ended, and how. `going`: members of a closing flow are still running."""
     if closing(flow):
         return FlowStatus.ACTIVE if going else FlowStatus.CANCELLED
-    if flow.derived_state is FlowState.OPEN:
+    if flow.derived_state is flow_records.FlowState.OPEN:
         return FlowStatus.ACTIVE
     return FlowStatus(flow.derived_state)
 
 
-def flow_summary(flow: FlowRecord, members: flow_joins.MemberCounts, now_ms: int) -> FlowSummary:
+def flow_summary(
+    flow: flow_records.FlowRecord, members: flow_joins.MemberCounts, now_ms: int
+) -> FlowSummary:
     counts = members.by_state
     shown = {f"members_{state}": count for state, count in counts.items()}
     # Understood but never derived; it counts as what it would be.
-    waiting = shown.pop(f"members_{PublicState.RESUMABLE}", 0)
+    waiting = shown.pop(f"members_{states.PublicState.RESUMABLE}", 0)
     shown["members_waiting"] = shown.get("members_waiting", 0) + waiting
     return FlowSummary(
         flow_id=flow.flow_id,
@@ -593,24 +519,26 @@ def flow_summary(flow: FlowRecord, members: flow_joins.MemberCounts, now_ms: int
         sampled_members=sum(counts.values()),
         last_summary_update_at_ms=now_ms,
         public_flow_state=flow_joins.derive_flow_state(
-            members, cancelled=flow.public_flow_state is FlowState.CANCELLED
+            members, cancelled=flow.public_flow_state is flow_records.FlowState.CANCELLED
         ),
         members_spared=members.spared,
         **shown,
     )
 
 
-def eligibility(execution: Execution | None, group: EdgeGroup | None) -> EligibilityStatus:
+def eligibility(
+    execution: records.Execution | None, group: flow_records.EdgeGroup | None
+) -> EligibilityStatus:
     """Whether dependencies let the execution run; the first reason against it counts."""
     if execution is None:
         return EligibilityStatus.NOT_FOUND
-    if execution.lifecycle_phase is not LifecyclePhase.RUNNABLE:
+    if execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
         return EligibilityStatus.NOT_RUNNABLE
-    if execution.ownership_state is not OwnershipState.UNOWNED:
+    if execution.ownership_state is not states.OwnershipState.UNOWNED:
         return EligibilityStatus.OWNED
-    if execution.terminal_outcome is not TerminalOutcome.NONE:
+    if execution.terminal_outcome is not states.TerminalOutcome.NONE:
         return EligibilityStatus.TERMINAL
-    if group is not None and group.group_state is GroupState.IMPOSSIBLE:
+    if group is not None and group.group_state is flow_records.GroupState.IMPOSSIBLE:
         return EligibilityStatus.IMPOSSIBLE
     if holds_back(group) or held_by(execution) is Hold.CHILD:
         return EligibilityStatus.BLOCKED_BY_DEPENDENCIES

@@ -1,29 +1,21 @@
-"""Waitpoints: where a paused execution can be reached, how they are asked for, made and signed."""
+"""Waitpoints: where signals reach a paused execution. Requests, tokens and creation."""
 
 import hmac
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Final, TypeAlias
 
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import bounds, conditions
+from flowfabric.core import bounds, conditions, ids
 from flowfabric.core.checks import check_bool, check_name
-from flowfabric.core.ids import (
-    ExecutionId,
-    SuspensionId,
-    WaitpointId,
-    WaitpointKey,
-    parse_uuid,
-    redact_token,
-)
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Execution, HmacKey, Suspension, Waitpoint, WaitpointState
 from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, Timing, change
 
-# Waitpoints as a suspension asks for them, and what can be refused without looking at it
+# The waitpoints a suspension requests, checked before looking at the execution
 
 
 class FreshWaitpoint(Struct, frozen=True, kw_only=True, tag=True):
@@ -50,22 +42,28 @@ Binding: TypeAlias = FreshWaitpoint | UsePending
 class BoundWaitpoint(Struct, frozen=True, kw_only=True):
     """A fresh binding with its ids."""
 
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
+    waitpoint_id: ids.WaitpointId
+    waitpoint_key: ids.WaitpointKey
     own_name_only: bool = False
 
 
 def check_bindings(
-    waitpoints: Sequence[Binding],
+    waitpoints: object,
     condition: conditions.Condition,
-    new_ids: Sequence[str],
+    new_ids: Iterator[str],
     *,
-    take_pending: bool = False,
+    take_pending: bool,
 ) -> tuple[BoundWaitpoint | UsePending, ...]:
     """Fill in the ids, and refuse bindings that do not fit the condition.
 
-    The keys of waitpoints made beforehand are not known here; `check_keys` looks at all.
+    By default each key that the condition mentions gets one fresh waitpoint. The keys of waitpoints
+    made beforehand are not known here; `check_keys` looks at all.
     """
+    if waitpoints is None:
+        keys = conditions.referenced_waitpoint_keys(condition)
+        waitpoints = [FreshWaitpoint(waitpoint_key=key) for key in keys] or [FreshWaitpoint()]
+    if not isinstance(waitpoints, list | tuple):
+        raise errors.InvalidInput("waitpoints", "must be a list of bindings", waitpoints)
     if not waitpoints:
         raise errors.InvalidInput(
             "waitpoints", "waitpoints_empty: leave it out to get one for each key of the condition"
@@ -78,19 +76,19 @@ def check_bindings(
     if isinstance(primary, FreshWaitpoint) and isinstance(condition, conditions.Single):
         check_same_key(primary.waitpoint_key, condition)
     for index, extra in enumerate(waitpoints[1:], start=1):
-        _check_extra(extra, index)
-    bound = tuple(
-        _bind(binding, new_id) for binding, new_id in zip(waitpoints, new_ids, strict=False)
-    )
+        if isinstance(extra, FreshWaitpoint) and extra.waitpoint_key == "":
+            problem = f"additional_waitpoint_binding_empty_key at waitpoints[{index}]: name it"
+            raise errors.InvalidInput("waitpoints", problem)
+    bound = tuple(_bind(binding, new_ids) for binding in waitpoints)
     if len({each.waitpoint_id for each in bound}) != len(bound):
         raise errors.InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
-    keys = [each.waitpoint_key for each in bound if isinstance(each, BoundWaitpoint)]
-    if len(set(keys)) != len(keys):
+    fresh = [each.waitpoint_key for each in bound if isinstance(each, BoundWaitpoint)]
+    if len(set(fresh)) != len(fresh):
         raise errors.InvalidInput(
             "waitpoints", "duplicate_waitpoint_key: only waitpoints made beforehand share a key"
         )
-    if len(keys) == len(bound) and not take_pending:
-        check_keys(keys, condition)
+    if len(fresh) == len(bound) and not take_pending:
+        check_keys(fresh, condition)
     return bound
 
 
@@ -102,25 +100,18 @@ def check_same_key(key: str | None, condition: conditions.Single) -> None:
         )
 
 
-def _check_extra(extra: object, index: int) -> None:
-    if isinstance(extra, FreshWaitpoint) and extra.waitpoint_key == "":
-        raise errors.InvalidInput(
-            "waitpoints", f"additional_waitpoint_binding_empty_key at waitpoints[{index}]: name it"
-        )
-
-
-def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
+def _bind(binding: object, new_ids: Iterator[str]) -> BoundWaitpoint | UsePending:
     if isinstance(binding, UsePending):
-        parse_uuid("waitpoint_id", binding.waitpoint_id)
+        ids.parse_uuid("waitpoint_id", binding.waitpoint_id)
         check_bool("any_attempt", binding.any_attempt)
         return binding
     if not isinstance(binding, FreshWaitpoint):
         raise errors.InvalidInput("waitpoints", "must be FreshWaitpoint or UsePending", binding)
-    waitpoint_id = new_id if binding.waitpoint_id is None else binding.waitpoint_id
+    waitpoint_id = next(new_ids) if binding.waitpoint_id is None else binding.waitpoint_id
     key = binding.waitpoint_key
     return BoundWaitpoint(
-        waitpoint_id=WaitpointId(parse_uuid("waitpoint_id", waitpoint_id)),
-        waitpoint_key=WaitpointKey(
+        waitpoint_id=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),
+        waitpoint_key=ids.WaitpointKey(
             f"wpk:{waitpoint_id}" if key is None else check_name("waitpoint_key", key)
         ),
         own_name_only=check_bool("own_name_only", binding.own_name_only),
@@ -128,7 +119,7 @@ def _bind(binding: object, new_id: str) -> BoundWaitpoint | UsePending:
 
 
 def check_keys(bound: Sequence[str], condition: conditions.Condition) -> None:
-    """Every key the condition mentions is bound, and the other way round."""
+    """Refuse unless the bound keys are exactly those that the condition mentions."""
     mentioned = conditions.referenced_waitpoint_keys(condition)
     for missing in mentioned:
         if missing not in bound:
@@ -142,18 +133,6 @@ def check_keys(bound: Sequence[str], condition: conditions.Condition) -> None:
             raise errors.InvalidInput(
                 "waitpoints", f"extra_binding_not_referenced_by_condition: {extra}"
             )
-
-
-def default_bindings(condition: conditions.Condition) -> tuple[Binding, ...]:
-    """One fresh waitpoint for each key the condition mentions."""
-    keys = conditions.referenced_waitpoint_keys(condition)
-    return tuple(FreshWaitpoint(waitpoint_key=key) for key in keys) or (FreshWaitpoint(),)
-
-
-def check_sequence(waitpoints: object) -> tuple[Binding, ...]:
-    if not isinstance(waitpoints, list | tuple):
-        raise errors.InvalidInput("waitpoints", "must be a list of bindings", waitpoints)
-    return tuple(waitpoints)
 
 
 # Waitpoint tokens: who holds one may deliver to exactly one waitpoint -------
@@ -199,7 +178,7 @@ class WaitpointToken:
         return self._text
 
     def __repr__(self) -> str:
-        return redact_token(self._text)
+        return ids.redact_token(self._text)
 
     __str__ = __repr__
 
@@ -223,7 +202,9 @@ def digest(kid: str, secret: bytes, execution_id: str, waitpoint_id: str) -> str
     return hmac.new(secret, message, sha256).hexdigest()
 
 
-def sign(key: HmacKey, execution_id: ExecutionId, waitpoint_id: WaitpointId) -> WaitpointToken:
+def sign(
+    key: HmacKey, execution_id: ids.ExecutionId, waitpoint_id: ids.WaitpointId
+) -> WaitpointToken:
     return WaitpointToken(f"{key.kid}:{digest(key.kid, key.secret, execution_id, waitpoint_id)}")
 
 
@@ -234,8 +215,8 @@ def fingerprint(token: WaitpointToken) -> str:
 
 def matching_key(
     token: WaitpointToken,
-    execution_id: ExecutionId,
-    waitpoint_id: WaitpointId,
+    execution_id: ids.ExecutionId,
+    waitpoint_id: ids.WaitpointId,
     keys: Iterable[HmacKey],
 ) -> HmacKey:
     """The key that made `token` for this waitpoint; raise `InvalidToken` when none did.
@@ -257,7 +238,10 @@ _NO_DIGEST: Final = "-" * DIGEST_CHARS
 
 
 def _made(
-    key: HmacKey, token: WaitpointToken, execution_id: ExecutionId, waitpoint_id: WaitpointId
+    key: HmacKey,
+    token: WaitpointToken,
+    execution_id: ids.ExecutionId,
+    waitpoint_id: ids.WaitpointId,
 ) -> bool:
     """Whether `key` made `token` for this waitpoint.
 
@@ -338,7 +322,7 @@ def check_grace(grace_ms: object) -> int:
     return grace_ms
 
 
-# Making waitpoints: of a suspension, before one, or to tell of a wait beside work
+# Creating waitpoints: for a suspension, ahead of one, or to announce a wait beside other work
 
 ANNOUNCED_FOR_MS: Final = 600_000
 """How long a wait beside work is announced; its worker repeats that in half the time."""
@@ -394,7 +378,7 @@ def announce(
 def unannounced(
     subject: Subject, announced: Sequence[BoundWaitpoint], now_ms: int
 ) -> list[BoundWaitpoint]:
-    """Those of whose name there is none that lasts until the next announcement."""
+    """The waitpoints whose name has none that lasts until the next announcement."""
     lasting = {
         each.waitpoint_key
         for each in subject.waitpoints
@@ -404,29 +388,29 @@ def unannounced(
     return [each for each in announced if each.waitpoint_key not in lasting]
 
 
-# What a suspender is given: waitpoints, and the tokens to hand out for them
+# What a suspend returns: its waitpoints, and the tokens to hand out for them
 
 
 class WaitpointHandout(Struct, frozen=True, kw_only=True):
     """A waitpoint and the token that opens it."""
 
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
+    waitpoint_id: ids.WaitpointId
+    waitpoint_key: ids.WaitpointKey
     waitpoint_token: WaitpointToken
 
 
 class SuspensionDetails(Struct, frozen=True, kw_only=True):
-    suspension_id: SuspensionId
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
+    suspension_id: ids.SuspensionId
+    waitpoint_id: ids.WaitpointId
+    waitpoint_key: ids.WaitpointKey
     waitpoint_token: WaitpointToken
     additional_waitpoints: tuple[WaitpointHandout, ...] = ()
     """In the order they were bound."""
 
 
 class PendingWaitpoint(Struct, frozen=True, kw_only=True):
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
+    waitpoint_id: ids.WaitpointId
+    waitpoint_key: ids.WaitpointKey
     waitpoint_token: WaitpointToken
     expires_at_ms: int
 
@@ -459,85 +443,68 @@ def token_of(waitpoint: Waitpoint, keys: Sequence[HmacKey], now_ms: int) -> Wait
     return sign(key, waitpoint.execution_id, waitpoint.waitpoint_id)
 
 
-# Made beforehand, so that its token can be handed out
+# Creating a waitpoint before suspending, so that its token can be handed out
 
 
 def decide_create_waitpoint(
     subject: Subject,
     fence: Fence,
     bound: BoundWaitpoint,
-    expires_in_ms: int,
-    key: HmacKey,
-    timing: Timing,
-) -> Decision[PendingWaitpoint]:
-    """Make a waitpoint whose token can be handed out before the execution suspends."""
-    execution = subject.execution
-    check_fence(subject, fence, timing.now_ms)
-    check_waitpoint_room(execution, 1)
-    expires_at_ms = min(timing.now_ms + expires_in_ms, bounds.TIME_MS_MAX)
-    waitpoint = structs.replace(
-        new_waitpoint(execution, bound, key, timing.now_ms), expires_at_ms=expires_at_ms
-    )
-    after = change(
-        execution, timing.now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1
-    )
-    answer = PendingWaitpoint(
-        waitpoint_id=bound.waitpoint_id,
-        waitpoint_key=bound.waitpoint_key,
-        waitpoint_token=sign(key, execution.execution_id, bound.waitpoint_id),
-        expires_at_ms=expires_at_ms,
-    )
-    return Decision(answer=answer, changes=Changes(inserts=(waitpoint,), updates=(after,)))
-
-
-def decide_repeat_waitpoint(
-    subject: Subject,
-    fence: Fence,
-    bound: BoundWaitpoint,
-    made: Waitpoint,
+    made: Waitpoint | None,
     expires_in_ms: int,
     keys: Sequence[HmacKey],
     timing: Timing,
 ) -> Decision[PendingWaitpoint]:
-    """Give the holder the waitpoint it made before, open or closed.
+    """Make a waitpoint whose token can be handed out before the execution suspends.
 
-    One that the execution's end has closed is opened again: after a replay its token is as
-    good as before, for the next wait of its name.
+    A repeat gets the waitpoint that was `made` before, open or closed. One that the execution's
+    end has closed is opened again: after a replay its token is as good as before, for the next
+    wait of its name.
     """
-    check_fence(subject, fence, timing.now_ms)
-    if made.waitpoint_key != bound.waitpoint_key:
+    execution, now_ms = subject.execution, timing.now_ms
+    check_fence(subject, fence, now_ms)
+    if made is not None and made.waitpoint_key != bound.waitpoint_key:
         raise errors.InvalidWaitpointKey(
             f"waitpoint {made.waitpoint_id} was made as {made.waitpoint_key!r}"
         )
-    changes = NO_CHANGES
-    if made.ended_with_execution:
-        made, changes = _reopened(subject.execution, made, expires_in_ms, timing.now_ms)
+    changes, waitpoint = NO_CHANGES, made
+    if waitpoint is None or waitpoint.ended_with_execution:
+        check_waitpoint_room(execution, 1)
+        waitpoint = structs.replace(
+            new_waitpoint(execution, bound, signing_key(keys), now_ms)
+            if made is None
+            else pending_again(made),
+            attempt_index=execution.current_attempt_index,
+            ended_with_execution=False,
+            expires_at_ms=min(now_ms + expires_in_ms, bounds.TIME_MS_MAX),
+        )
+        count = execution.open_waitpoint_count + 1
+        after = change(execution, now_ms, open_waitpoint_count=count)
+        if made is None:
+            changes = Changes(inserts=(waitpoint,), updates=(after,))
+        else:
+            changes = Changes(updates=(after, waitpoint))
+    expires_at_ms = waitpoint.expires_at_ms
     answer = PendingWaitpoint(
-        waitpoint_id=made.waitpoint_id,
-        waitpoint_key=made.waitpoint_key,
-        waitpoint_token=token_of(made, keys, timing.now_ms),
-        expires_at_ms=bounds.TIME_MS_MAX if made.expires_at_ms is None else made.expires_at_ms,
+        waitpoint_id=waitpoint.waitpoint_id,
+        waitpoint_key=waitpoint.waitpoint_key,
+        waitpoint_token=token_of(waitpoint, keys, now_ms),
+        expires_at_ms=bounds.TIME_MS_MAX if expires_at_ms is None else expires_at_ms,
     )
     return Decision(answer=answer, changes=changes)
 
 
-def _reopened(
-    execution: Execution, closed: Waitpoint, expires_in_ms: int, now_ms: int
-) -> tuple[Waitpoint, Changes]:
-    check_waitpoint_room(execution, 1)
-    pending = structs.replace(
-        closed,
+def pending_again(waitpoint: Waitpoint) -> Waitpoint:
+    """A closed waitpoint, opened for a later suspension."""
+    return structs.replace(
+        waitpoint,
         state=WaitpointState.PENDING,
         suspension_id=None,
-        attempt_index=execution.current_attempt_index,
-        ended_with_execution=False,
         activated_at_ms=None,
+        satisfied_at_ms=None,
         closed_at_ms=None,
         close_reason=None,
-        expires_at_ms=min(now_ms + expires_in_ms, bounds.TIME_MS_MAX),
     )
-    after = change(execution, now_ms, open_waitpoint_count=execution.open_waitpoint_count + 1)
-    return pending, Changes(updates=(after, pending))
 
 
 def is_expired(waitpoint: Waitpoint, now_ms: int) -> bool:

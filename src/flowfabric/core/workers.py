@@ -19,7 +19,7 @@ from flowfabric.core import bounds, transitions
 from flowfabric.core.checks import check_int, check_list, check_name, split_kind
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId, parse_lane_id
 from flowfabric.core.leases import WorkerIdentity
-from flowfabric.core.records import Execution, Record
+from flowfabric.core.records import Execution, Record, view_of
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.errors import InvalidInput
 
@@ -186,17 +186,13 @@ def decide_register(
         liveness_ttl_ms=offer.liveness_ttl_ms,
         expires_at_ms=now_ms + offer.liveness_ttl_ms,
     )
-    answer = (
-        Refreshed(expires_at_ms=worker.expires_at_ms)
-        if known
-        else Registered(expires_at_ms=worker.expires_at_ms)
-    )
+    kind: type[Registered | Refreshed] = Refreshed if known else Registered
     changes = (
         transitions.Changes(inserts=(worker,))
         if before is None
         else transitions.Changes(updates=(worker,))
     )
-    return transitions.Decision(answer=answer, changes=changes)
+    return transitions.Decision(answer=kind(expires_at_ms=worker.expires_at_ms), changes=changes)
 
 
 def decide_heartbeat(
@@ -216,14 +212,8 @@ def decide_heartbeat(
 def event_of(
     worker: RegisteredWorker, kind: WorkerEventKind, event_id: str, now_ms: int, reason: str = ""
 ) -> WorkerEvent:
-    return WorkerEvent(
-        event_id=event_id,
-        namespace=worker.namespace,
-        worker_instance_id=worker.worker_instance_id,
-        worker_id=worker.worker_id,
-        event_kind=kind,
-        event_at_ms=now_ms,
-        reason=reason,
+    return view_of(
+        WorkerEvent, worker, event_id=event_id, event_kind=kind, event_at_ms=now_ms, reason=reason
     )
 
 
@@ -283,12 +273,7 @@ class Need(Struct, frozen=True, kw_only=True):
 
 
 def need_of(execution: Execution | ExecutionSnapshot, required: tuple[str, ...]) -> Need:
-    return Need(
-        namespace=execution.namespace,
-        lane_id=execution.lane_id,
-        execution_kind=execution.execution_kind,
-        required=required,
-    )
+    return view_of(Need, execution, required=required)
 
 
 def serves(worker: WorkerEntry, need: Need) -> bool:
@@ -316,17 +301,13 @@ def other_versions(
 
 
 def entry(worker: RegisteredWorker, held_leases: int = 0) -> WorkerEntry:
-    return WorkerEntry(
+    return view_of(
+        WorkerEntry,
+        worker,
         namespace=worker.namespace or None,
-        worker_id=worker.worker_id,
-        worker_instance_id=worker.worker_instance_id,
         lanes=tuple(LaneId(each) for each in read_names(worker.lanes)),
         kinds=None if worker.kinds is None else tuple(read_names(worker.kinds)),
         capabilities=tuple(read_names(worker.capabilities)),
-        registered_at_ms=worker.registered_at_ms,
-        last_heartbeat_ms=worker.last_heartbeat_ms,
-        liveness_ttl_ms=worker.liveness_ttl_ms,
-        expires_at_ms=worker.expires_at_ms,
         held_leases=held_leases,
     )
 

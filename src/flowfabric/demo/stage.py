@@ -29,7 +29,7 @@ PATIENCE_S: Final = 30.0
 
 Snapshots = dict[str, ExecutionSnapshot]
 Until = Callable[[list[Note], Snapshots], bool]
-"""When a scene continues, by the journal and what is watched."""
+"""Whether a scene may continue, judging by the journal and the executions it watches."""
 
 
 class Stage:
@@ -81,7 +81,7 @@ class Stage:
         process.wait()
 
     def stop_workers(self) -> None:
-        """Ask those left to finish what they run, and see to it that they end."""
+        """Ask the others to finish what they run, and kill those that do not."""
         for process in self._workers.values():
             process.terminate()
         for process in self._workers.values():

@@ -1,4 +1,4 @@
-"""Looking for what must not be; see `core.diagnosis`. Reads only, a page at a time.
+"""Looking for what must not be; see `core.audit`. Reads only, a page at a time.
 
 The executions come first, in the order of their ids, then the counts of flows, then the
 rows that belong to executions and flows, a few partitions at a time, and at last the
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from flowfabric.core import diagnosis, ids
+from flowfabric.core import audit as rules
+from flowfabric.core import ids
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_optional_text
 from flowfabric.engine.paging import FROM_A_PAGE
@@ -34,9 +35,7 @@ FLOWS_PER_PAGE = 100
 
 
 class Audits(Group):
-    async def audit(
-        self, *, cursor: str | None = None, limit: int = PAGE_MAX
-    ) -> diagnosis.AuditPage:
+    async def audit(self, *, cursor: str | None = None, limit: int = PAGE_MAX) -> rules.AuditPage:
         """Check one page of all rows for inconsistencies; repeat until the cursor is None.
 
         Each page is one look at the database. A change between two pages may be missed or
@@ -54,9 +53,7 @@ class Audits(Group):
             return await self._audit_guards(place, limit)
         return await self._audit_waiting(place, limit)
 
-    async def _audit_executions(
-        self, partition_key: int, uuid: str, limit: int
-    ) -> diagnosis.AuditPage:
+    async def _audit_executions(self, partition_key: int, uuid: str, limit: int) -> rules.AuditPage:
         rows = await self.select_as(
             AuditRow,
             "audit_executions",
@@ -68,12 +65,12 @@ class Audits(Group):
         if rows and rows[-1].place == limit:
             last_id = rows[-1].execution_id
             cursor = f"{_EXECUTIONS}/{ids.partition_of(last_id)}/{ids.uuid_of(last_id)}"
-        return diagnosis.AuditPage(
+        return rules.AuditPage(
             complaints=tuple(complaint for row in rows for complaint in _complaints(row)),
             cursor=cursor,
         )
 
-    async def _audit_flows(self, start: str, limit: int) -> diagnosis.AuditPage:
+    async def _audit_flows(self, start: str, limit: int) -> rules.AuditPage:
         async def body(reader: Reader) -> tuple[list[FlowCounts], list[ids.ExecutionId]]:
             flows = await reader.select_as(
                 FlowCounts, "audit_flow_counts", start=start, limit=limit
@@ -88,19 +85,19 @@ class Audits(Group):
         following = ids.next_uuid(flows[-1].flow_id) if full else None
         found = [_flow_complaint(row) for row in flows if row.miscounted]
         found += [
-            diagnosis.Complaint(
-                wrong=diagnosis.Wrong.MISCOUNTED,
+            rules.Complaint(
+                wrong=rules.Wrong.MISCOUNTED,
                 execution_id=execution_id,
                 detail="its join counts other edges than it has",
             )
             for execution_id in joins
         ]
-        return diagnosis.AuditPage(
+        return rules.AuditPage(
             complaints=tuple(found),
             cursor=f"{_STRAYS}/0" if following is None else f"{_FLOWS}/0/{following}",
         )
 
-    async def _audit_rows(self, first: int, limit: int) -> diagnosis.AuditPage:
+    async def _audit_rows(self, first: int, limit: int) -> rules.AuditPage:
         last = first + PARTITIONS_PER_PAGE - 1
         found = {
             _stray(row.execution_id, row.belongings)
@@ -113,12 +110,12 @@ class Audits(Group):
             )
         }
         more = last + 1 < self.shell.deployment.partitions.num_flow
-        return diagnosis.AuditPage(
+        return rules.AuditPage(
             complaints=_sorted(found),
             cursor=f"{_STRAYS}/{last + 1}" if more else f"{_GUARDS}/0/",
         )
 
-    async def _audit_guards(self, after: str, limit: int) -> diagnosis.AuditPage:
+    async def _audit_guards(self, after: str, limit: int) -> rules.AuditPage:
         namespace, key = _parse_key(after)
 
         async def body(reader: Reader) -> tuple[list[GuardRow], set[ids.ExecutionId]]:
@@ -132,23 +129,23 @@ class Audits(Group):
         if len(rows) == limit:
             last = (rows[-1].namespace, rows[-1].idempotency_key)
             following = msgspec.json.encode(last).decode()
-        return diagnosis.AuditPage(
+        return rules.AuditPage(
             complaints=_sorted({_stray(each, "idempotency_guard") for each in gone}),
             cursor=f"{_WAITING}/0/" if following is None else f"{_GUARDS}/0/{following}",
         )
 
-    async def _audit_waiting(self, after: str, limit: int) -> diagnosis.AuditPage:
-        async def body(reader: Reader) -> tuple[list[str], set[ids.ExecutionId], diagnosis.Waits]:
+    async def _audit_waiting(self, after: str, limit: int) -> rules.AuditPage:
+        async def body(reader: Reader) -> tuple[list[str], set[ids.ExecutionId], rules.Waits]:
             waiting = await reader.select_as(str, "list_waiting", after=after, limit=limit)
             return waiting, await _gone(reader, waiting), await _waits(reader, waiting)
 
         listed, gone, waits = await self.store.read(body)
         ringed = {
-            diagnosis.ring_complaint(each, way)
-            for each, way in diagnosis.rings(waits).items()
+            rules.ring_complaint(each, way)
+            for each, way in rules.rings(waits).items()
             if each in listed
         }
-        return diagnosis.AuditPage(
+        return rules.AuditPage(
             complaints=_sorted({_stray(each, "waiter") for each in gone} | ringed),
             cursor=f"{_WAITING}/0/{listed[-1]}" if len(listed) == limit else None,
         )
@@ -156,20 +153,20 @@ class Audits(Group):
 
 async def _gone(reader: Reader, named: Sequence[str]) -> set[ids.ExecutionId]:
     """The named executions that do not exist."""
-    asked = {ids.parse_execution_id(each) for each in named}
-    there = await reader.select_as(ids.ExecutionId, "namespaces_of", **id_columns(asked))
-    return asked.difference(there)
+    full_ids = {ids.parse_execution_id(each) for each in named}
+    there = await reader.select_as(ids.ExecutionId, "namespaces_of", **id_columns(full_ids))
+    return full_ids.difference(there)
 
 
-async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
+async def _waits(reader: Reader, waiting: Sequence[str]) -> rules.Waits:
     """What these wait for, transitively, unless something else will move it."""
     waits: dict[ids.ExecutionId, set[ids.ExecutionId]] = {}
-    asked = [ids.parse_execution_id(each) for each in waiting]
+    full_ids = [ids.parse_execution_id(each) for each in waiting]
     for _ in range(RING_MAX):
-        if not asked or len(waits) > RING_WAITS_MAX:
+        if not full_ids or len(waits) > RING_WAITS_MAX:
             break
         rows = await reader.select_as(
-            IdleWait, "list_idle_waits", **id_columns(asked), limit=RING_WAITS_MAX
+            IdleWait, "list_idle_waits", **id_columns(full_ids), limit=RING_WAITS_MAX
         )
         found: dict[ids.ExecutionId, set[ids.ExecutionId]] = {}
         for row in rows:
@@ -178,11 +175,11 @@ async def _waits(reader: Reader, waiting: Sequence[str]) -> diagnosis.Waits:
             # It may wait for more than is seen here.
             found.pop(rows[-1].execution_id)
         waits |= found
-        asked = sorted({other for each in found.values() for other in each} - waits.keys())
+        full_ids = sorted({other for each in found.values() for other in each} - waits.keys())
     return waits
 
 
-class AuditRow(diagnosis.Circumstances, frozen=True, kw_only=True):
+class AuditRow(rules.Circumstances, frozen=True, kw_only=True):
     execution_id: ids.ExecutionId
     place: int
     """Its place on the page."""
@@ -224,35 +221,35 @@ class FlowCounts(Struct, frozen=True, kw_only=True):
     told: int
 
 
-def _stray(execution_id: ids.ExecutionId, belongings: str) -> diagnosis.Complaint:
-    return diagnosis.Complaint(
-        wrong=diagnosis.Wrong.STRAY,
+def _stray(execution_id: ids.ExecutionId, belongings: str) -> rules.Complaint:
+    return rules.Complaint(
+        wrong=rules.Wrong.STRAY,
         execution_id=execution_id,
         detail=f"a row of {belongings} is left of it",
     )
 
 
-def _sorted(found: set[diagnosis.Complaint]) -> tuple[diagnosis.Complaint, ...]:
+def _sorted(found: set[rules.Complaint]) -> tuple[rules.Complaint, ...]:
     return tuple(sorted(found, key=lambda each: (each.execution_id, each.detail)))
 
 
-def _flow_complaint(row: FlowCounts) -> diagnosis.Complaint:
+def _flow_complaint(row: FlowCounts) -> rules.Complaint:
     """About a whole flow: it carries the flow's uuid as its subject."""
     counts = f"{row.node_count}, {row.edge_count}, {row.ended_count}"
     found = f"{row.members}, {row.edges}, {row.told}"
-    return diagnosis.Complaint(
-        wrong=diagnosis.Wrong.MISCOUNTED,
+    return rules.Complaint(
+        wrong=rules.Wrong.MISCOUNTED,
         execution_id=ids.make_execution_id(row.partition_key, row.flow_id),
         detail=f"a flow that counts {counts} members, edges and endings, and has {found}",
     )
 
 
-def _complaints(row: AuditRow) -> list[diagnosis.Complaint]:
-    wrongs = diagnosis.wrongs(row)
-    by = "" if wrongs == [diagnosis.Wrong.UNOWNED] else f", moved by {diagnosis.mover(row)}"
+def _complaints(row: AuditRow) -> list[rules.Complaint]:
+    wrongs = rules.wrongs(row)
+    by = "" if wrongs == [rules.Wrong.UNOWNED] else f", moved by {rules.mover(row)}"
     detail = f"{row.lifecycle_phase}, {row.eligibility_state}{by}"
     return [
-        diagnosis.Complaint(wrong=wrong, execution_id=row.execution_id, detail=detail)
+        rules.Complaint(wrong=wrong, execution_id=row.execution_id, detail=detail)
         for wrong in wrongs
     ]
 

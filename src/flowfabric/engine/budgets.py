@@ -1,9 +1,10 @@
-"""Budgets: created, counted, reserved, given back and reset.
+"""Budgets: created, counted, reserved, given back and reset; and what reconcilers do for them.
 
 A budget is one row. To change it, or anything that belongs to it, lock that row.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct, structs
@@ -11,15 +12,26 @@ from msgspec import Struct, structs
 from flowfabric.core import budget_terms as terms
 from flowfabric.core import budgets as rules
 from flowfabric.core import ids
-from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
+from flowfabric.core.bounds import BATCH_MAX, CANCEL_BATCH, PAGE_MAX, SWEEP_BATCH
 from flowfabric.core.budget_events import budget_events, removal_events
-from flowfabric.core.budgets import Amounts, Budget, BudgetReservation, BudgetSpend, HardBreach
-from flowfabric.core.checks import check_bool, check_int, check_list, check_text, optional
+from flowfabric.core.budgets import (
+    Amounts,
+    Budget,
+    BudgetReport,
+    BudgetReservation,
+    BudgetSpend,
+    HardBreach,
+)
+from flowfabric.core.checks import check_int, check_list, optional
+from flowfabric.core.executions import decide_cancel_waiting
 from flowfabric.core.handles import Handle
+from flowfabric.core.records import Execution
+from flowfabric.core.results import Cancelled
 from flowfabric.core.states import FailureClass
-from flowfabric.core.transitions import Changes
+from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.engine import gates, paging
 from flowfabric.engine.executions import Executions, FailureReport
+from flowfabric.engine.flow_operators import FlowOperators
 from flowfabric.engine.ledger import (
     BudgetEntry,
     BudgetOutcome,
@@ -29,22 +41,35 @@ from flowfabric.engine.ledger import (
     Settlement,
     Spend,
     Usage,
+    blank_budget,
+    check_request,
     save_budgets,
 )
-from flowfabric.engine.shell import Group, Shell, execution_key, value_or_error
+from flowfabric.engine.shell import (
+    Ask,
+    Group,
+    Shell,
+    Swept,
+    execution_key,
+    id_columns,
+    value_or_error,
+)
 from flowfabric.engine.topics import EVENT_TOPIC, hint_if_soon
 from flowfabric.errors import BudgetExists, Conflict, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
+from flowfabric.store.mapping import key_of
 
 BUDGET_EXCEEDED: Final = "budget_exceeded"
 """The category of failures that budgets cause."""
+BUDGETS_SWEEP: Final = 100
+"""Budgets one sweep resets."""
 
 
 class BudgetCreated(Struct, frozen=True, kw_only=True):
     budget: Budget
     change: Literal["created", "already_satisfied"]
     differs: bool = False
-    """It exists already, under other terms, and keeps them."""
+    """Whether it existed already, under other terms, which it keeps."""
 
 
 class BudgetStatus(Struct, frozen=True, kw_only=True):
@@ -104,9 +129,10 @@ _SHOWN: Final = tuple(
 
 
 class Budgets(Group):
-    def __init__(self, shell: Shell, executions: Executions) -> None:
+    def __init__(self, shell: Shell, executions: Executions, flows: FlowOperators) -> None:
         super().__init__(shell)
         self.executions = executions
+        self.flows = flows
 
     async def create_budget(
         self, definition: terms.BudgetDefinition, *, if_exists: str = "keep"
@@ -117,10 +143,9 @@ class Budgets(Group):
         """
         if if_exists not in ("keep", "error"):
             raise InvalidInput("if_exists", "must be keep or error", if_exists)
-        terms.check_definition(definition, 0)
+        budget_id = terms.check_definition(definition, 0).budget_id
 
         async def body(tx: Transaction) -> BudgetCreated:
-            budget_id = terms.check_definition(definition, 0).budget_id
             existing = await tx.lock_one(Budget, (budget_id,))
             now_ms = await tx.now_ms()
             wanted = terms.check_definition(definition, now_ms)
@@ -178,7 +203,7 @@ class Budgets(Group):
         async def body(tx: Transaction) -> BudgetStatus:
             budget = await lock_budget(tx, wanted)
             held = await tx.select_records(
-                rules.BudgetReservation, "reservations_of_budget", budget_id=budget.budget_id
+                BudgetReservation, "reservations_of_budget", budget_id=budget.budget_id
             )
             if held:
                 does = "wait for" if all(each.waits for each in held) else "hold"
@@ -206,10 +231,10 @@ class Budgets(Group):
         wanted = blank_budget(budget_id, namespace)
 
         async def body(reader: Reader) -> BudgetStatus:
-            found = await reader.get(Budget, [(wanted.budget_id,)])
-            if not found:
+            budget = await reader.get_one(Budget, (wanted.budget_id,))
+            if budget is None:
                 raise NotFound("budget", budget_id)
-            (status,) = await read_statuses(reader, list(found.values()))
+            (status,) = await read_statuses(reader, [budget])
             return status
 
         return await self.store.read(body)
@@ -231,19 +256,19 @@ class Budgets(Group):
     ) -> BudgetPage:
         """Budgets by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        wanted = optional(ids.parse_namespace, namespace)
+        owner = optional(ids.parse_namespace, namespace)
         after_namespace, after_name = paging.check_pair(cursor)
 
         async def body(reader: Reader) -> list[BudgetStatus]:
-            found = await reader.select_records(
+            budgets = await reader.select_records(
                 Budget,
                 "list_budgets",
                 after_namespace=after_namespace,
                 after_name=after_name,
-                namespace=wanted,
+                namespace=owner,
                 limit=limit + 1,
             )
-            return await read_statuses(reader, found)
+            return await read_statuses(reader, budgets)
 
         page, last = paging.cut(
             await self.store.read(body), limit, lambda budget: (str(budget.namespace), budget.name)
@@ -260,7 +285,8 @@ class Budgets(Group):
         Where a budget says so, an execution whose request is refused is failed.
         """
         check_list("requests", requests, 0, BATCH_MAX)
-        checked = [value_or_error(self._entry, each) for each in requests]
+        check = partial(check_request, self.shell)
+        checked = [value_or_error(check, each) for each in requests]
         entries = [each for each in checked if isinstance(each, BudgetEntry)]
         if not entries:
             return [each for each in checked if isinstance(each, FlowFabricError)]
@@ -280,10 +306,10 @@ class Budgets(Group):
         outcomes: Sequence[BudgetOutcome | FlowFabricError],
         ledger: Ledger,
     ) -> None:
-        """Fail executions for good that budgets want failed.
+        """Fail for good the executions whose refusal a budget answers with failure.
 
-        Apart from what was refused, since executions are locked before budgets. If this does
-        not happen, the execution is still running and is refused again.
+        In a transaction of its own, since executions are locked before budgets. If it is lost, the
+        execution is still running and is refused again.
         """
         failures = [
             FailureReport(
@@ -310,7 +336,7 @@ class Budgets(Group):
         require_declared: bool = False,
     ) -> rules.UsageOutcome:
         """Count what a worker has used. Its lease may be gone: what was used was used."""
-        asked = Usage(
+        report = Usage(
             budget_id=budget_id,
             amounts=terms.check_usage(usage),
             namespace=namespace,
@@ -318,7 +344,7 @@ class Budgets(Group):
             handle=self.shell.verify_handle(handle),
             require_declared=require_declared,
         )
-        return usage_answer(await self.post_to_budgets([asked]))
+        return usage_answer(await self.post_to_budgets([report]))
 
     async def report_usage_admin(
         self,
@@ -331,14 +357,14 @@ class Budgets(Group):
         require_declared: bool = False,
     ) -> rules.UsageOutcome:
         """Count usage that no execution reports."""
-        asked = Usage(
+        report = Usage(
             budget_id=budget_id,
             amounts=terms.check_deltas("report_usage_admin", dimensions, deltas),
             namespace=namespace,
             dedup_key=dedup_key,
             require_declared=require_declared,
         )
-        return usage_answer(await self.post_to_budgets([asked]))
+        return usage_answer(await self.post_to_budgets([report]))
 
     async def record_spend(
         self,
@@ -350,14 +376,14 @@ class Budgets(Group):
         namespace: str = "default",
     ) -> rules.UsageOutcome:
         """Count usage that `release_budget` can give back. The execution need not exist."""
-        asked = Spend(
+        spend = Spend(
             budget_id=budget_id,
             execution_id=execution_id,
             deltas=deltas,
             idempotency_key=idempotency_key,
             namespace=namespace,
         )
-        return usage_answer(await self.post_to_budgets([asked]))
+        return usage_answer(await self.post_to_budgets([spend]))
 
     async def release_budget(
         self, budget_id: str, execution_id: str, *, namespace: str = "default"
@@ -394,7 +420,7 @@ class Budgets(Group):
         Asking again under the same id replaces what is held. With `waits`, a refusal is no
         breach: nothing attached to the budget starts before there is room for this.
         """
-        asked = Reservation(
+        reservation = Reservation(
             handle=handle,
             budget_id=budget_id,
             amounts=amounts,
@@ -402,7 +428,9 @@ class Budgets(Group):
             namespace=namespace,
             waits=waits,
         )
-        return reserve_answer(await self.post_to_budgets([asked]))
+        outcome = _only(await self.post_to_budgets([reservation]))
+        assert not isinstance(outcome, rules.UsageCounted | rules.SoftBreach)
+        return outcome
 
     async def settle_reservation(
         self,
@@ -417,72 +445,14 @@ class Budgets(Group):
 
         Using nothing gives up the reservation. Usage beyond it is counted if there is room.
         """
-        asked = Settlement(
+        settlement = Settlement(
             budget_id=budget_id,
             reservation_id=reservation_id,
             used=used,
             namespace=namespace,
             handle=handle,
         )
-        return usage_answer(await self.post_to_budgets([asked]))
-
-    def _entry(self, request: object) -> BudgetEntry:
-        """A request, checked."""
-        match request:
-            case Usage():
-                handle = (
-                    None if request.handle is None else self.shell.verify_handle(request.handle)
-                )
-                return BudgetEntry(
-                    verb="report",
-                    budget=blank_budget(request.budget_id, request.namespace),
-                    amounts=terms.check_amounts("amounts", request.amounts),
-                    key=terms.check_dedup_key("dedup_key", request.dedup_key),
-                    execution_id=None if handle is None else handle.execution_id,
-                    require_declared=check_bool("require_declared", request.require_declared),
-                    handle=handle,
-                )
-            case Spend():
-                key = terms.check_dedup_key("idempotency_key", request.idempotency_key)
-                if key is None:
-                    raise InvalidInput("idempotency_key", "must not be empty")
-                return BudgetEntry(
-                    verb="report",
-                    budget=blank_budget(request.budget_id, request.namespace),
-                    amounts=terms.check_amounts("deltas", request.deltas),
-                    key=key,
-                    execution_id=self.shell.check_execution_id(request.execution_id),
-                    spends=True,
-                )
-            case Reservation():
-                handle = self.shell.open_handle(request.handle)
-                return BudgetEntry(
-                    verb="reserve",
-                    budget=blank_budget(request.budget_id, request.namespace),
-                    amounts=terms.check_amounts("amounts", request.amounts),
-                    key=_check_reservation_id(request.reservation_id),
-                    execution_id=handle.execution_id,
-                    lease_id=handle.lease_id,
-                    handle=None if request.waits else handle,
-                    waits=check_bool("waits", request.waits),
-                )
-            case Settlement():
-                handle = (
-                    None if request.handle is None else self.shell.verify_handle(request.handle)
-                )
-                return BudgetEntry(
-                    verb="settle",
-                    budget=blank_budget(request.budget_id, request.namespace),
-                    amounts=terms.check_amounts("used", request.used),
-                    key=_check_reservation_id(request.reservation_id),
-                    execution_id=None if handle is None else handle.execution_id,
-                    lease_id=None if handle is None else handle.lease_id,
-                    handle=handle,
-                )
-            case _:
-                raise InvalidInput(
-                    "requests", "must be Usage, Spend, Reservation or Settlement", request
-                )
+        return usage_answer(await self.post_to_budgets([settlement]))
 
     # Time
 
@@ -497,19 +467,138 @@ class Budgets(Group):
 
         return await self.store.transact(body)
 
+    async def reset_due_budgets(self, *, limit: int = BUDGETS_SWEEP) -> Swept:
+        """Start new periods of the budgets whose time has come."""
+        check_int("limit", limit, 1, BATCH_MAX)
 
-def blank_budget(budget_id: object, namespace: object) -> Budget:
-    """A budget to which usage is reported before it is created."""
-    known = ids.parse_namespace(namespace)
-    parsed = ids.named_budget_id(budget_id, known)
-    return Budget(
-        budget_id=parsed,
-        namespace=known,
-        name=str(budget_id),
-        declared=False,
-        created_at_ms=0,
-        updated_at_ms=0,
-    )
+        async def body(tx: Transaction) -> Swept:
+            due = await tx.select_records(
+                Budget, "due_budget_resets", now_ms=await tx.now_ms(), limit=limit
+            )
+            await reset_in(tx, due)
+            return Swept(acted=len(due), full=len(due) == limit)
+
+        return await self.store.transact(body)
+
+    async def check_reservations(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Free reservations whose attempts have ended or no longer wait; check others later."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            seen = await tx.select_records(
+                BudgetReservation, "due_reservations", now_ms=now_ms, limit=limit
+            )
+            locked = await tx.lock(Budget, sorted({(each.budget_id,) for each in seen}))
+            # Under the locks: some may have been settled meanwhile.
+            due = await tx.get(BudgetReservation, [key_of(each) for each in seen])
+            dead = await tx.select_records(
+                BudgetReservation,
+                "dead_reservations",
+                budget_ids=[str(key[0]) for key in locked],
+                now_ms=now_ms,
+            )
+            dead = [*dead, *await _given_up(tx, due.values())]
+            freed = [rules.posted(each, now_ms) for each in freed_accounts(locked.values(), dead)]
+            gone = {key_of(each) for each in dead}
+            later = [
+                structs.replace(each, check_at_ms=now_ms + _next_check_ms(each))
+                for key, each in due.items()
+                if key not in gone
+            ]
+            await save_budgets(
+                tx,
+                {each.budget_id: each for each in locked.values()},
+                freed,
+                Changes(updates=tuple(later), deletes=tuple(dead)),
+            )
+            return Swept(acted=len(seen), full=len(seen) == limit)
+
+        return await self.store.transact(body)
+
+    async def trim_budgets(self, *, limit: int = SWEEP_BATCH) -> Swept:
+        """Forget old keys and spends, unless their executions exist."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            reports = await tx.select_records(
+                BudgetReport, "due_budget_reports", now_ms=now_ms, limit=limit
+            )
+            spends = await tx.select_records(
+                BudgetSpend, "due_budget_spends", now_ms=now_ms, limit=limit
+            )
+            seen: list[BudgetReport | BudgetSpend] = [*reports, *spends]
+            await tx.lock(Budget, sorted({(each.budget_id,) for each in seen}))
+            # Under the locks: some may have been used again meanwhile.
+            current: list[BudgetReport | BudgetSpend] = [
+                *(await tx.get(BudgetReport, [key_of(each) for each in reports])).values(),
+                *(await tx.get(BudgetSpend, [key_of(each) for each in spends])).values(),
+            ]
+            due = [each for each in current if each.keep_until_ms <= now_ms]
+            existing = await _existing_executions(tx, [each.execution_id for each in due])
+            kept = [each for each in due if each.execution_id in existing]
+            keep_ms = now_ms + rules.KEPT_MS
+            await tx.save(
+                Changes(
+                    updates=tuple(structs.replace(each, keep_until_ms=keep_ms) for each in kept),
+                    deletes=tuple(each for each in due if each.execution_id not in existing),
+                )
+            )
+            return Swept(acted=len(seen), full=limit in (len(reports), len(spends)))
+
+        return await self.store.transact(body)
+
+    async def act_on_breaches(self, *, limit: int = CANCEL_BATCH) -> Swept:
+        """Cancel the executions of breached budgets whose reaction that is, up to `limit`."""
+        check_int("limit", limit, 1, BATCH_MAX)
+
+        async def body(reader: Reader) -> Sequence[Budget]:
+            now_ms = await reader.now_ms()
+            return await reader.select_records(Budget, "due_budget_actions", now_ms=now_ms, limit=1)
+
+        due = await self.store.read(body)
+        for budget in due:
+            if budget.on_hard_limit is rules.OnHardLimit.CANCEL_PENDING:
+                cancelled = await self._cancel_pending(budget, limit)
+                if cancelled:
+                    return Swept(acted=cancelled, full=True)
+            elif budget.on_hard_limit is rules.OnHardLimit.CANCEL_FLOW:
+                await self._cancel_flow(budget)
+            await self._mark_acted(budget)
+        return Swept(acted=len(due), full=bool(due))
+
+    async def _cancel_pending(self, budget: Budget, limit: int) -> int:
+        reason = f"budget {budget.name} is used up"
+
+        def decide(subject: Subject, timing: Timing) -> Decision[Cancelled]:
+            return decide_cancel_waiting(subject, reason, timing)
+
+        pending = await self.select_as(
+            ids.ExecutionId, "pending_of_budget", owner_id=budget.budget_id, limit=limit
+        )
+        await self.shell.decide_many([Ask(each, decide) for each in pending])
+        return len(pending)
+
+    async def _cancel_flow(self, budget: Budget) -> None:
+        if budget.scope_type is not rules.BudgetScope.FLOW:
+            return
+        flow_id = ids.named_flow_id(budget.scope_id, budget.namespace)
+        try:
+            await self.flows.cancel_flow(flow_id, reason=f"budget {budget.name} is used up")
+        except NotFound:
+            # Its flow was never built, or is gone.
+            return
+
+    async def _mark_acted(self, seen: Budget) -> None:
+        """Note that the breach has been acted on, unless there was another one meanwhile."""
+
+        async def body(tx: Transaction) -> None:
+            budget = await tx.lock_one(Budget, (seen.budget_id,))
+            if budget is not None and budget.breach_count == seen.breach_count:
+                await tx.save(Changes(updates=(structs.replace(budget, act_at_ms=None),)))
+
+        await self.store.transact(body)
 
 
 async def lock_budget(tx: Transaction, wanted: Budget) -> Budget:
@@ -520,7 +609,7 @@ async def lock_budget(tx: Transaction, wanted: Budget) -> Budget:
 
 
 async def reset_in(tx: Transaction, budgets: Sequence[Budget]) -> list[Budget]:
-    """Budgets that are locked, in their next periods."""
+    """Start new periods of locked budgets."""
     now_ms = await tx.now_ms()
     after = [rules.posted(rules.reset(rules.opened(each), now_ms), now_ms) for each in budgets]
     await save_budgets(tx, {each.budget_id: each for each in budgets}, after)
@@ -532,7 +621,7 @@ async def reset_in(tx: Transaction, budgets: Sequence[Budget]) -> list[Budget]:
 def freed_accounts(
     budgets: Iterable[Budget], dead: Sequence[BudgetReservation]
 ) -> list[rules.Account]:
-    """The accounts of budgets without the reservations of theirs that are dead."""
+    """The accounts of budgets without their dead reservations."""
     return [
         rules.free(
             rules.opened(budget), [each for each in dead if each.budget_id == budget.budget_id]
@@ -542,7 +631,7 @@ def freed_accounts(
 
 
 async def read_statuses(reader: Reader, budgets: Sequence[Budget]) -> list[BudgetStatus]:
-    """Budgets as callers see them, without what ended attempts still seem to hold."""
+    """Budgets as callers see them, without the reservations of ended attempts."""
     holding = [str(each.budget_id) for each in budgets if each.reserved != "{}"]
     dead: Sequence[BudgetReservation] = ()
     if holding:
@@ -567,21 +656,36 @@ def status_of(account: rules.Account) -> BudgetStatus:
 
 
 def usage_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> rules.UsageOutcome:
-    """The answer to a single request; a refusal is raised."""
-    (outcome,) = outcomes
-    if isinstance(outcome, FlowFabricError):
-        raise outcome
+    """The answer to a single report; a refusal is raised."""
+    outcome = _only(outcomes)
     assert not isinstance(outcome, rules.Reserved)
     return outcome
 
 
-def reserve_answer(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> rules.ReserveOutcome:
+def _only(outcomes: Sequence[BudgetOutcome | FlowFabricError]) -> BudgetOutcome:
     (outcome,) = outcomes
     if isinstance(outcome, FlowFabricError):
         raise outcome
-    assert not isinstance(outcome, rules.UsageCounted | rules.SoftBreach)
     return outcome
 
 
-def _check_reservation_id(value: object) -> str:
-    return check_text("reservation_id", value, bytes_max=terms.DEDUP_KEY_BYTES_MAX, empty=False)
+async def _given_up(
+    tx: Transaction, reservations: Iterable[BudgetReservation]
+) -> list[BudgetReservation]:
+    """The reservations of executions that no longer wait for their amount."""
+    waiting = {each: execution_key(each.execution_id) for each in reservations if each.waits}
+    executions = await tx.get(Execution, sorted(set(waiting.values())))
+    return [each for each, key in waiting.items() if not rules.still_waits(executions.get(key))]
+
+
+def _next_check_ms(reservation: BudgetReservation) -> int:
+    return rules.WAITING_CHECK_MS if reservation.waits else rules.RESERVATION_CHECK_MS
+
+
+async def _existing_executions(
+    tx: Transaction, execution_ids: Iterable[ids.ExecutionId | None]
+) -> set[ids.ExecutionId | None]:
+    wanted = sorted({each for each in execution_ids if each is not None})
+    if not wanted:
+        return set()
+    return set(await tx.select_as(ids.ExecutionId, "namespaces_of", **id_columns(wanted)))

@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import creation
 from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
-from flowfabric.core.checks import check_int, check_json, check_list
+from flowfabric.core.checks import and_more, check_int, check_json, check_list
 from flowfabric.core.events import tag_events, tag_rows
 from flowfabric.core.ids import (
     ExecutionId,
@@ -40,8 +40,8 @@ from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, shell, topics
-from flowfabric.store.base import Key, Parameter, Transaction, UniqueViolation, drive
-from flowfabric.store.joining import OnConnection
+from flowfabric.store.base import Key, Parameter, Reader, Transaction, UniqueViolation, drive
+from flowfabric.store.caller_connections import OnConnection
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
@@ -85,14 +85,9 @@ class FreshRows(Struct, frozen=True):
             return None
         keys = _column([each.idempotency_key for each in checked])
         parents = _column([each.parent_execution_id for each in checked])
-        ids_are_new = all(each.id_is_new for each in checked)
-        if _repeated([each.execution_id for each in checked if not each.id_is_new]) or _repeated(
-            [
-                (each.terms.namespace, each.idempotency_key)
-                for each in checked
-                if each.idempotency_key
-            ]
-        ):
+        chosen = [each.execution_id for each in checked if not each.id_is_new]
+        keyed = [_key_of(each) for each in checked if each.idempotency_key] if keys else []
+        if len(set(chosen)) < len(chosen) or len(set(keyed)) < len(keyed):
             return None
         places = {key: str(place) for place, key in enumerate(terms)}
         parameters: dict[str, Parameter] = {
@@ -103,10 +98,10 @@ class FreshRows(Struct, frozen=True):
                 ]
             ).decode(),
             "places": "".join([places[id(each.terms)] for each in checked]).encode(),
-            "ids_are_new": ids_are_new,
+            "ids_are_new": not chosen,
             "has_keys": bool(keys),
             "has_parents": bool(parents),
-            "lock_wait_ms": None if ids_are_new and not keys else LOCK_WAIT_MS,
+            "lock_wait_ms": LOCK_WAIT_MS if chosen or keys else None,
             "execution_ids": [each.execution_id for each in checked],
             "payloads": [each.payload for each in checked],
             "own_ids": _column([each.own_id for each in checked]),
@@ -116,10 +111,6 @@ class FreshRows(Struct, frozen=True):
         }
         woken = set[str]().union(*(_topics(each) for each in terms.values()))
         return cls(parameters, woken)
-
-
-def _repeated(names: Sequence[object]) -> bool:
-    return len(set(names)) < len(names)
 
 
 def _column(values: Sequence[str | None]) -> Sequence[str | None]:
@@ -167,15 +158,14 @@ def _all_created(checked: Sequence[creation.Checked], now_ms: int) -> list[Creat
 
 @contextmanager
 def saying_who_decides(checked: Sequence[creation.Checked]) -> Iterator[None]:
-    """Say what a creating transaction has waited for in vain."""
+    """Turn a lock timeout into an error that names the keys it waited for."""
     try:
         yield
     except errors.LockTimeout as error:
         keys = [repr(each.idempotency_key or each.own_id or each.execution_id) for each in checked]
-        shown = ", ".join(keys[:KEYS_SHOWN_MAX])
-        more = f" and {len(keys) - KEYS_SHOWN_MAX} more" if len(keys) > KEYS_SHOWN_MAX else ""
+        shown = and_more(keys[:KEYS_SHOWN_MAX], len(keys))
         raise errors.KeyUndecided(
-            f"another open transaction is deciding the same idempotency key or id ({shown}{more});"
+            f"another open transaction is deciding the same idempotency key or id ({shown});"
             " it has to commit or roll back before this can be answered"
         ) from error
 
@@ -193,7 +183,7 @@ class CreateBody:
 
     `shape` may change each new execution before it is written. Unless it `registers` routes
     that are missing, it raises `RouteForgotten` before anything is written. `plain` gives the
-    payload that was asked for from the one that is stored.
+    payload of a request from the one that is stored.
     """
 
     def __init__(
@@ -249,7 +239,7 @@ class CreateBody:
     async def _check_parents(self, tx: Transaction, new: Sequence[creation.Checked]) -> None:
         children = [each for each in new if each.parent_execution_id is not None]
         parents = {each.parent_execution_id for each in children if each.parent_execution_id}
-        namespaces = await _namespaces(tx, sorted(parents))
+        namespaces = await namespaces_of(tx, sorted(parents))
         for checked in children:
             creation.check_parent(checked, namespaces)
 
@@ -257,18 +247,20 @@ class CreateBody:
         self, tx: Transaction, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
     ) -> None:
         """Refuse ids that others have, here or in another namespace, unless they are repeated."""
-        asked = [each for place, each in enumerate(self.checked) if place not in taken]
-        repeats = [each for each in asked if each.execution_id not in created]
-        if len(repeats) + len(created) < len(asked):
+        deciding = [each for place, each in enumerate(self.checked) if place not in taken]
+        repeats = [each for each in deciding if each.execution_id not in created]
+        if len(repeats) + len(created) < len(deciding):
             # One batch has an id several times.
-            repeats = asked
-        namespaces = await _namespaces(tx, sorted({each.execution_id for each in repeats}))
+            repeats = deciding
+        namespaces = await namespaces_of(tx, sorted({each.execution_id for each in repeats}))
         for checked in repeats:
             # Report what retention has deleted meanwhile as before.
             creation.check_repeat(
                 checked, namespaces.get(checked.execution_id, checked.terms.namespace)
             )
-        compared = [each for each in repeats if each.strict or each.idempotency_key]
+        compared = [
+            each for each in repeats if each.strict or each.idempotency_key or each.id_is_chosen
+        ]
         keys = sorted({shell.execution_key(each.execution_id) for each in compared})
         known = await tx.get(Execution, keys) if keys else {}
         for checked in compared:
@@ -276,6 +268,7 @@ class CreateBody:
             if existing is None:
                 continue
             creation.check_id_agrees(checked, existing)
+            creation.check_same_task(checked, existing)
             if checked.strict:
                 creation.check_strict(checked, existing, self.plain)
 
@@ -312,8 +305,8 @@ class CreateBody:
 
     async def _admit(self, tx: Transaction) -> None:
         """Hold the routes, registering missing ones; refuse lanes that take no more work."""
-        asked = routes.routes_of(self.checked)
-        known = {route: self.known_routes[route] for route in asked & self.known_routes.keys()}
+        wanted = routes.routes_of(self.checked)
+        known = {route: self.known_routes[route] for route in wanted & self.known_routes.keys()}
         held = await routes.hold_routes(tx, known)
         for route in known.keys() - held.keys():
             self.known_routes.pop(route, None)
@@ -335,13 +328,15 @@ class CreateBody:
 
     async def _refuse_new(self, tx: Transaction, closed: dict[str, LaneState]) -> None:
         """Refuse what is new in closed lanes. A repeat is answered wherever it is sent."""
-        asked = [checked for checked in self.checked if checked.terms.lane_id in closed]
-        keys = [_key_of(each) for each in asked if each.idempotency_key]
+        refusable = [checked for checked in self.checked if checked.terms.lane_id in closed]
+        keys = [_key_of(each) for each in refusable if each.idempotency_key]
         now_ms = await tx.now_ms()
         guards = await tx.get(IdempotencyGuard, sorted(keys))
         held = {key for key, guard in guards.items() if guard.holds(now_ms)}
-        known = await tx.get(Execution, [shell.execution_key(each.execution_id) for each in asked])
-        for checked in asked:
+        known = await tx.get(
+            Execution, [shell.execution_key(each.execution_id) for each in refusable]
+        )
+        for checked in refusable:
             repeats = shell.execution_key(checked.execution_id) in known
             if not repeats and (not checked.idempotency_key or _key_of(checked) not in held):
                 lane_id = checked.terms.lane_id
@@ -397,8 +392,8 @@ class CreateBody:
         tags = tuple(tag for each in tagged for tag in creation.new_tags(*each))
         events = tuple(event for each in tagged for event in tag_events(*each, now_ms))
         own = {(each.namespace, each.idempotency_key) for each in created.values()}
-        # A guard goes with its execution, which has to know of it: another key for something
-        # that exists already is not remembered.
+        # A guard is deleted with its execution, so the execution has to know its key: a second key
+        # for an execution that exists already is not kept.
         strays = tuple(guard for key, guard in sorted(self.guards.items()) if key not in own)
         await tx.save(Changes(inserts=tags, deletes=strays, events=events))
         topics.hint_about(tx, Changes(inserts=tuple(created.values()), events=events), now_ms)
@@ -419,13 +414,13 @@ class CreateBody:
         return answers
 
 
-async def _namespaces(
-    tx: Transaction, execution_ids: Sequence[ExecutionId]
-) -> dict[ExecutionId, str]:
+async def namespaces_of(
+    reader: Reader, execution_ids: Sequence[ExecutionId]
+) -> dict[ExecutionId, Namespace]:
     """The namespaces of those that exist."""
     if not execution_ids:
         return {}
-    rows = await tx.select_as(NamespaceRow, "namespaces_of", **shell.id_columns(execution_ids))
+    rows = await reader.select_as(NamespaceRow, "namespaces_of", **shell.id_columns(execution_ids))
     return {row.execution_id: row.namespace for row in rows}
 
 
@@ -489,6 +484,7 @@ class Creation(shell.Group):
 
     def check_requests(self, requests: Sequence[object]) -> list[creation.Checked]:
         """Check each. What requests in a row share is checked once."""
+        check_list("requests", requests, 0, BATCH_MAX)
         checked: list[creation.Checked] = []
         before: object = None
         for request, made in zip(requests, self._new_ids(len(requests)), strict=True):
@@ -507,7 +503,7 @@ class Creation(shell.Group):
             request,
             shared,
             self.check_payload(request.input_payload, shared.payload_encoding),
-            asked=self.shell.values.show(request.input_payload),
+            plain_payload=self.shell.values.show(request.input_payload),
             new_uuid=uuid_of(made),
             partitions=self.shell.deployment.partitions,
         )
@@ -516,7 +512,7 @@ class Creation(shell.Group):
         return creation.check_terms(request, self.shell.config.kept)
 
     def check_payloads(
-        self, asked: Sequence[tuple[creation.Terms, bytes]]
+        self, payloads: Sequence[tuple[creation.Terms, bytes]]
     ) -> list[creation.Checked]:
         """Requests that name neither id nor key."""
         return [
@@ -526,7 +522,7 @@ class Creation(shell.Group):
                 id_is_new=True,
                 payload=self.check_payload(payload, terms.payload_encoding),
             )
-            for (terms, payload), made in zip(asked, self._new_ids(len(asked)), strict=True)
+            for (terms, payload), made in zip(payloads, self._new_ids(len(payloads)), strict=True)
         ]
 
     def _new_ids(self, count: int) -> list[ExecutionId]:
@@ -556,9 +552,9 @@ class Creation(shell.Group):
         One bad request refuses the whole batch and nothing is written. `key_wait_ms` is how
         long it waits for another transaction that is deciding one of their keys.
         """
-        check_list("requests", requests, 0, BATCH_MAX)
+        checked = self.check_requests(requests)
         check_int("key_wait_ms", key_wait_ms, 0, KEY_WAIT_MS)
-        return await self.create_checked(self.check_requests(requests), key_wait_ms=key_wait_ms)
+        return await self.create_checked(checked, key_wait_ms=key_wait_ms)
 
     async def create_checked(
         self, checked: Sequence[creation.Checked], *, key_wait_ms: int = KEY_WAIT_MS
@@ -589,11 +585,18 @@ class Creation(shell.Group):
         return _all_created(checked, answer.now_ms)
 
     async def _create(
-        self, checked: Sequence[creation.Checked], key_wait_ms: int
+        self,
+        checked: Sequence[creation.Checked],
+        key_wait_ms: int | None,
+        *,
+        joined: OnConnection | None = None,
+        registers: bool = True,
     ) -> list[CreateResult]:
-        body = CreateBody(checked, self.shell.routes, plain=self.shell.values.unpack)
+        body = CreateBody(
+            checked, self.shell.routes, registers=registers, plain=self.shell.values.unpack
+        )
         with saying_who_decides(checked):
-            return await self.store.transact(body.run, lock_wait_ms=key_wait_ms)
+            return await (joined or self.store).transact(body.run, lock_wait_ms=key_wait_ms)
 
     async def _create_again(
         self, checked: Sequence[creation.Checked], lost: errors.Transport
@@ -621,7 +624,7 @@ class Creation(shell.Group):
         An asyncpg or psycopg connection, a SQLAlchemy connection or session (sync or
         async) on Postgres; a `sqlite3.Connection` to the same file on SQLite.
         """
-        return await self.create_checked_on(connection, self._check_all(requests))
+        return await self.create_checked_on(connection, self.check_requests(requests))
 
     async def create_checked_on(
         self, connection: object, checked: Sequence[creation.Checked]
@@ -633,7 +636,7 @@ class Creation(shell.Group):
         self, connection: object, requests: Sequence[creation.NewExecution]
     ) -> list[CreateResult]:
         """The same for a connection that is not async, on the calling thread."""
-        return self.create_checked_on_sync(connection, self._check_all(requests))
+        return self.create_checked_on_sync(connection, self.check_requests(requests))
 
     def create_checked_on_sync(
         self, connection: object, checked: Sequence[creation.Checked]
@@ -645,27 +648,14 @@ class Creation(shell.Group):
     ) -> list[CreateResult]:
         check_list("requests", checked, 0, BATCH_MAX)
         self.shell.forget_routes()
-        if not self.store.writes_beside:
-            return await self._create_in(joined, checked, registers=True)
-        await self.shell.know_routes(checked, apart=joined.sync)
-        try:
-            return await self._create_in(joined, checked, registers=False)
-        except RouteForgotten:
+        patience_ms = _patience(checked)
+        if self.store.writes_beside:
             await self.shell.know_routes(checked, apart=joined.sync)
-            return await self._create_in(joined, checked, registers=True)
-
-    async def _create_in(
-        self, joined: OnConnection, checked: Sequence[creation.Checked], *, registers: bool
-    ) -> list[CreateResult]:
-        body = CreateBody(
-            checked, self.shell.routes, registers=registers, plain=self.shell.values.unpack
-        )
-        with saying_who_decides(checked):
-            return await joined.transact(body.run, lock_wait_ms=_patience(checked))
-
-    def _check_all(self, requests: Sequence[creation.NewExecution]) -> list[creation.Checked]:
-        check_list("requests", requests, 0, BATCH_MAX)
-        return self.check_requests(requests)
+            try:
+                return await self._create(checked, patience_ms, joined=joined, registers=False)
+            except RouteForgotten:
+                await self.shell.know_routes(checked, apart=joined.sync)
+        return await self._create(checked, patience_ms, joined=joined)
 
 
 def _patience(checked: Sequence[creation.Checked]) -> int | None:

@@ -13,28 +13,19 @@ from flowfabric.core.events import check_category, tag_events
 from flowfabric.core.policies import in_words
 from flowfabric.core.records import Execution, ExecutionTag, Step
 from flowfabric.core.states import PublicState
-from flowfabric.core.steps import in_order
+from flowfabric.core.steps import recoded
 from flowfabric.core.transitions import Changes, change
-from flowfabric.core.views import ChildView, ExecutionDetails, details
+from flowfabric.core.views import ChildView, ExecutionDetails, details, step_view
 from flowfabric.engine import paging
-from flowfabric.engine.creation import NamespaceRow
+from flowfabric.engine.creation import namespaces_of
 from flowfabric.engine.gates import held_up
 from flowfabric.engine.reads import attempts_of, find, tags_of, with_kept_signals
 from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.shell import Group, execution_key, id_columns
+from flowfabric.engine.steps import steps_of
 from flowfabric.engine.topics import hint_about
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
-
-
-async def steps_of(reader: Reader, execution_id: ids.ExecutionId) -> tuple[Step, ...]:
-    found = await reader.select_records(
-        Step,
-        "list_steps",
-        partition_key=ids.partition_of(execution_id),
-        execution_id=ids.uuid_of(execution_id),
-    )
-    return tuple(in_order(found))
 
 
 async def children_of(
@@ -110,43 +101,47 @@ class Details(Group):
 
     async def inspect_execution(self, execution_id: str) -> ExecutionDetails | None:
         """An execution with its steps, attempts and children; None if there is none."""
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
-        async def body(reader: Reader) -> ExecutionDetails | None:
-            found = await find(reader, asked)
+        async def body(reader: Reader) -> tuple[ExecutionDetails, tuple[Step, ...]] | None:
+            found = await find(reader, full_id)
             if found is None:
                 return None
             (execution,) = await held_up(reader, [found])
+            steps = await steps_of(reader, full_id)
             seen = details(
                 execution,
-                await tags_of(reader, asked),
-                steps=await steps_of(reader, asked),
+                await tags_of(reader, full_id),
+                steps=steps,
                 attempts=await attempts_of(reader, execution),
-                children=await children_of(reader, asked),
+                children=await children_of(reader, full_id),
             )
-            return await with_kept_signals(reader, execution, seen)
+            return await with_kept_signals(reader, execution, seen), steps
 
         found = await self.store.read(body)
         if found is None:
             return None
-        show = self.shell.values.show
-        steps = await self.shell.values.through_all(
-            found.steps, lambda each: structs.replace(each, result=show(each.result))
+        (seen, steps), values = found, self.shell.values
+        shown = {
+            each.step_key: step_view(each)
+            for each in await values.through_all(steps, lambda each: recoded(each, values.show))
+        }
+        return structs.replace(
+            seen, steps=tuple(shown.get(each.step_key, each) for each in seen.steps)
         )
-        return structs.replace(found, steps=tuple(steps))
 
     async def list_children(
         self, execution_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> ChildPage:
         """What an execution submitted and is still stored, oldest first, after `cursor`."""
         checks.check_int("limit", limit, 1, PAGE_MAX)
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
         after = (-1, ids.FIRST_UUID)
         if cursor is not None:
             at_ms, uuid = paging.split_time(cursor, " ")
             after = at_ms, ids.parse_uuid("cursor", uuid)
         found = await self.store.read(
-            lambda reader: children_of(reader, asked, after=after, limit=limit + 1)
+            lambda reader: children_of(reader, full_id, after=after, limit=limit + 1)
         )
         page, last = paging.cut(
             found, limit, lambda child: f"{child.created_at_ms} {ids.uuid_of(child.execution_id)}"
@@ -168,10 +163,10 @@ class Details(Group):
         checks.optional(ids.parse_namespace, namespace)
         within = namespace if checks.check_bool("strictly", strictly) else None
         if checks.check_text("execution_id", text).startswith("{"):
-            asked = self.shell.check_execution_id(text)
-            found = await self._find_by_uuid(ids.uuid_of(asked), within)
+            full_id = self.shell.check_execution_id(text)
+            found = await self._find_by_uuid(ids.uuid_of(full_id), within)
             # With the partition of another it is found as well.
-            return asked if asked in found or len(found) != 1 else found[0]
+            return full_id if full_id in found or len(found) != 1 else found[0]
         if ids.parse_own_id(text) is not None:
             named = await self._find_named(text, namespace)
             if len(named) > 1:
@@ -215,8 +210,8 @@ class Details(Group):
     async def own_ids(self, execution_ids: Sequence[str]) -> dict[ids.ExecutionId, str]:
         """The ids that callers chose for these executions, where they did."""
         checks.check_list("execution_ids", execution_ids, 0, EVENTS_BACK_MAX)
-        asked = [execution_key(self.shell.check_execution_id(each)) for each in execution_ids]
-        found = await self.store.read(lambda reader: reader.get(Execution, asked))
+        keys = [execution_key(self.shell.check_execution_id(each)) for each in execution_ids]
+        found = await self.store.read(lambda reader: reader.get(Execution, keys))
         return {each.execution_id: each.own_id for each in found.values() if each.own_id}
 
     async def required_capabilities(
@@ -224,10 +219,10 @@ class Details(Group):
     ) -> dict[ids.ExecutionId, tuple[str, ...]]:
         """The capabilities a worker needs to run each of these executions that exist."""
         checks.check_list("execution_ids", execution_ids, 0, PAGE_MAX)
-        asked = [execution_key(self.shell.check_execution_id(each)) for each in execution_ids]
+        keys = [execution_key(self.shell.check_execution_id(each)) for each in execution_ids]
 
         async def body(reader: Reader) -> dict[ids.ExecutionId, tuple[str, ...]]:
-            found = (await reader.get(Execution, asked)).values()
+            found = (await reader.get(Execution, keys)).values()
             required = {
                 route_id: await required_capabilities(reader, route_id)
                 for route_id in {each.route_id for each in found}
@@ -238,8 +233,8 @@ class Details(Group):
 
     async def called(self, execution_id: str) -> str:
         """What people call an execution: the id they chose, else its uuid."""
-        asked = self.shell.check_execution_id(execution_id)
-        return (await self.own_ids([asked])).get(asked) or ids.uuid_of(asked)
+        full_id = self.shell.check_execution_id(execution_id)
+        return (await self.own_ids([full_id])).get(full_id) or ids.uuid_of(full_id)
 
     async def _find_named(self, own_id: str, namespace: str | None) -> dict[str, ids.ExecutionId]:
         """The executions that were given this id, by namespace."""
@@ -257,23 +252,16 @@ class Details(Group):
     async def _find_by_uuid(self, part: str, namespace: str | None) -> list[ids.ExecutionId]:
         async def body(reader: Reader) -> list[ids.ExecutionId]:
             found: list[ids.ExecutionId] = []
-            if ids.FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part)):
-                found = await reader.select_as(
+            begins = ids.FIRST_UUID.startswith(re.sub("[0-9a-f]", "0", part))
+            low, high = part + ids.FIRST_UUID[len(part) :], part + ids.LAST_UUID[len(part) :]
+            ways = [(low, high, f"{part}%")] if begins else []
+            for low, high, pattern in [*ways, (ids.FIRST_UUID, ids.LAST_UUID, f"%{part}")]:
+                found = found or await reader.select_as(
                     ids.ExecutionId,
                     "find_by_uuid",
-                    low=part + ids.FIRST_UUID[len(part) :],
-                    high=part + ids.LAST_UUID[len(part) :],
-                    pattern=f"{part}%",
-                    namespace=namespace,
-                    limit=MATCHES_SHOWN_MAX + 1,
-                )
-            if not found:
-                found = await reader.select_as(
-                    ids.ExecutionId,
-                    "find_by_uuid",
-                    low=ids.FIRST_UUID,
-                    high=ids.LAST_UUID,
-                    pattern=f"%{part}",
+                    low=low,
+                    high=high,
+                    pattern=pattern,
                     namespace=namespace,
                     limit=MATCHES_SHOWN_MAX + 1,
                 )
@@ -290,10 +278,10 @@ class Details(Group):
     async def find_outcomes(self, execution_ids: Sequence[str]) -> Found:
         """How the given executions ended, and which of them do not exist."""
         checks.check_list("execution_ids", execution_ids, 0, BATCH_MAX)
-        asked = [self.shell.check_execution_id(each) for each in execution_ids]
-        if not asked:
+        full_ids = [self.shell.check_execution_id(each) for each in execution_ids]
+        if not full_ids:
             return Found(ended={}, missing=frozenset())
-        rows = await self.select_as(OutcomeRow, "read_outcomes", **id_columns(asked))
+        rows = await self.select_as(OutcomeRow, "read_outcomes", **id_columns(full_ids))
         show = self.shell.values.show
         outcomes = await self.shell.values.through_all(
             [row.outcome(row.public_state) for row in rows if row.public_state is not None],
@@ -315,13 +303,13 @@ class Details(Group):
         checked = checks.check_tags(tags)
         if not checked:
             raise InvalidInput("tags", "must not be empty")
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> int:
-            key = execution_key(asked)
+            key = execution_key(full_id)
             execution = await tx.lock_one(Execution, key)
             if execution is None:
-                raise NotFound("execution", asked)
+                raise NotFound("execution", full_id)
             now_ms = await tx.now_ms()
             wanted = new_tags(execution, checked)
             known = await tx.lock(ExecutionTag, [(*key, tag_key) for tag_key in sorted(checked)])
@@ -342,8 +330,8 @@ class Details(Group):
     async def get_execution_tag(self, execution_id: str, key: str) -> str | None:
         """The tag's value, or None when the tag or the execution is missing."""
         checks.check_tag_key(key)
-        asked = self.shell.check_execution_id(execution_id)
-        tag = await self.get_one(ExecutionTag, (*execution_key(asked), key))
+        full_id = self.shell.check_execution_id(execution_id)
+        tag = await self.get_one(ExecutionTag, (*execution_key(full_id), key))
         return None if tag is None else tag.tag_value
 
     async def find_namespaces(
@@ -351,14 +339,10 @@ class Details(Group):
     ) -> dict[ids.ExecutionId, ids.Namespace]:
         """The namespaces of those of these executions that exist."""
         checks.check_list("execution_ids", execution_ids, 0, JOIN_EDGES_MAX)
-        asked = sorted(set(map(self.shell.check_execution_id, execution_ids)))
-
-        if not asked:
-            return {}
-        rows = await self.select_as(NamespaceRow, "namespaces_of", **id_columns(asked))
-        return {row.execution_id: row.namespace for row in rows}
+        full_ids = sorted(set(map(self.shell.check_execution_id, execution_ids)))
+        return await self.store.read(lambda reader: namespaces_of(reader, full_ids))
 
     async def get_execution_namespace(self, execution_id: str) -> ids.Namespace | None:
-        asked = self.shell.check_execution_id(execution_id)
-        execution = await self.get_one(Execution, execution_key(asked))
+        full_id = self.shell.check_execution_id(execution_id)
+        execution = await self.get_one(Execution, execution_key(full_id))
         return None if execution is None else execution.namespace

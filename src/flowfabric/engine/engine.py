@@ -15,15 +15,15 @@ from msgspec import Struct
 from flowfabric.config import EngineConfig
 from flowfabric.core.checks import check_int
 from flowfabric.core.ids import PartitionConfig
+from flowfabric.engine.api_tokens import Tokens
 from flowfabric.engine.audit import Audits
-from flowfabric.engine.budget_sweeps import BudgetSweeps
 from flowfabric.engine.budgets import Budgets
+from flowfabric.engine.completions import Completions
 from flowfabric.engine.details import Details
 from flowfabric.engine.events import Subscriptions
 from flowfabric.engine.executions import Executions
 from flowfabric.engine.flow_building import FlowBuilding
 from flowfabric.engine.flow_endings import FlowAudits
-from flowfabric.engine.flow_members import FlowMembers
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.grants import Grants
@@ -38,7 +38,6 @@ from flowfabric.engine.signals import SignalOperations
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.tails import Tails
-from flowfabric.engine.tokens import Tokens
 from flowfabric.engine.values import Values
 from flowfabric.engine.waitpoint_keys import WaitpointKeys
 from flowfabric.engine.workers import Workers
@@ -79,37 +78,18 @@ FLAGS = {
     **{
         name: name
         for name in (
-            "cancel_execution",
-            "change_priority",
-            "replay_execution",
-            "revoke_lease",
-            "read_execution_state",
-            "read_execution_info",
-            "get_execution_result",
-            "rotate_waitpoint_hmac_secret_all",
-            "seed_waitpoint_hmac_secret",
-            "list_pending_waitpoints",
-            "cancel_flow_header",
-            "ack_cancel_member",
-            "claim_for_worker",
-            "issue_reclaim_grant",
-            "prepare",
-            "subscribe_lease_history",
-            "subscribe_completion",
-            "subscribe_signal_delivery",
-            "subscribe_instance_tags",
-            "register_worker",
-            "heartbeat_worker",
-            "mark_worker_dead",
-            "list_expired_leases",
-            "list_workers",
-            "release_admission",
-            "read_quota_policy_limits",
-            "block_execution_for_admission",
-            "read_budget_usage_and_limits",
+            "cancel_execution", "change_priority", "replay_execution", "revoke_lease",
+            "read_execution_state", "read_execution_info", "get_execution_result",
+            "rotate_waitpoint_hmac_secret_all", "seed_waitpoint_hmac_secret",
+            "list_pending_waitpoints", "cancel_flow_header", "ack_cancel_member",
+            "claim_for_worker", "issue_reclaim_grant", "prepare", "subscribe_lease_history",
+            "subscribe_completion", "subscribe_signal_delivery", "subscribe_instance_tags",
+            "register_worker", "heartbeat_worker", "mark_worker_dead", "list_expired_leases",
+            "list_workers", "release_admission", "read_quota_policy_limits",
+            "block_execution_for_admission", "read_budget_usage_and_limits",
         )
     },
-}
+}  # fmt: skip
 """Capability flags and the operation each one stands for."""
 
 
@@ -119,7 +99,7 @@ FLAGS = {
 # its own name. To add a group: build it in `_assemble`, and name its operations below.
 
 
-class Flows(FlowBuilding, FlowMembers, FlowAudits, FlowOperators, FlowReplays, FlowReads):
+class Flows(Completions, FlowBuilding, FlowAudits, FlowOperators, FlowReplays, FlowReads):
     """Building flows, working off endings, cancelling and replaying, reading."""
 
 
@@ -151,7 +131,7 @@ class Engine:
     """Every operation of FlowFabric. Use as an async context, or `close` it."""
 
     is_remote = False
-    """Whether a server does what it is asked, which then sees to what time makes due."""
+    """Whether a server does the work, and so runs the reconcilers as well."""
 
     def __init__(
         self,
@@ -174,9 +154,8 @@ class Engine:
         self.keeping_back = KeepingBack(shell)
         self.schedules = Schedules(shell, self.executions)
         self.limits = LimitOperations(shell)
-        self.budgets = Budgets(shell, self.executions)
         self.flows = Flows(shell, self.executions)
-        self.budget_sweeps = BudgetSweeps(shell, self.flows)
+        self.budgets = Budgets(shell, self.executions, self.flows)
         self.pauses = Pauses(shell)
         self.reading = Reading(shell)
         self.following = Following(shell)
@@ -392,10 +371,10 @@ class Engine:
     settle_reservation = operation("budgets", Budgets.settle_reservation)
     reset_budget = operation("budgets", Budgets.reset_budget)
     remove_budget = operation("budgets", Budgets.remove_budget)
-    reset_due_budgets = operation("budget_sweeps", BudgetSweeps.reset_due_budgets)
-    check_reservations = operation("budget_sweeps", BudgetSweeps.check_reservations)
-    act_on_breaches = operation("budget_sweeps", BudgetSweeps.act_on_breaches)
-    trim_budgets = operation("budget_sweeps", BudgetSweeps.trim_budgets)
+    reset_due_budgets = operation("budgets", Budgets.reset_due_budgets)
+    check_reservations = operation("budgets", Budgets.check_reservations)
+    act_on_breaches = operation("budgets", Budgets.act_on_breaches)
+    trim_budgets = operation("budgets", Budgets.trim_budgets)
 
     # Grants
 

@@ -60,7 +60,7 @@ class EventLogPage(Struct, frozen=True, kw_only=True):
 
 
 class EventRow(Struct, frozen=True, kw_only=True):
-    """An event, as far as a cursor remembers it; or only its number, if there is no such event."""
+    """The part of an event that a cursor remembers; only its number if the event is missing."""
 
     event_id: int
     occurred_at_ms: int | None
@@ -88,9 +88,9 @@ T = TypeVar("T")
 PAGE: Final = 256
 LOOK_AGAIN_S: Final = 2.0
 LOOK_AGAIN_MAX_S: Final = 5.0
-"""How often to look without a hint: leases that are given, kept and released are not hinted."""
+"""How often to look without a hint: acquiring, renewing and releasing a lease sends none."""
 LOST_HINT_S: Final = 10.0
-"""The same where all that is waited for is hinted: hints may be lost."""
+"""How often to look for events that are always hinted, since a hint may be lost."""
 LOOK_GAP_S: Final = 0.01
 LOOK_TIMEOUT_S: Final = 5.0
 COMMIT_WAIT_S: Final = 10.0
@@ -208,7 +208,7 @@ class Subscriptions(shell.Group):
     async def read_log(
         self, cursor: Cursor, limit: int, category: EventCategory | None, wait_s: float = 0.0
     ) -> EventLogPage:
-        """The same, waiting so long for an event that is still to be committed."""
+        """Read a page, waiting up to `wait_s` for an event that is still to be committed."""
         page = await self.store.read_events(
             after=cursor.event_id, limit=limit, category=category, wait_s=wait_s
         )

@@ -21,6 +21,7 @@ from flowfabric.core.records import FailedStep
 from flowfabric.core.states import FailureClass, PublicState
 from flowfabric.engine import shell, topics
 from flowfabric.engine.creation import Creation
+from flowfabric.engine.leases import Leases
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.parking import ParkingOperations
 from flowfabric.engine.steps import Steps
@@ -124,7 +125,7 @@ def _check_progress(percent: object, message: object) -> None:
     checks.check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
 
-class Executions(Creation, Operators, Steps, ParkingOperations):
+class Executions(Creation, Leases, Steps, ParkingOperations, Operators):
     """The life of an execution: created, claimed, its steps, its end; what operators do to it."""
 
     # Completing
@@ -141,7 +142,7 @@ class Executions(Creation, Operators, Steps, ParkingOperations):
         self, opened: Sequence[HeldCompletion | FlowFabricError]
     ) -> list[results.Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
-        return await self.shell.decide_rest(
+        return await self.shell.decide_remaining(
             opened, await self._complete_sure(opened), completion_ask
         )
 
@@ -261,7 +262,7 @@ class Executions(Creation, Operators, Steps, ParkingOperations):
         checks.check_list("reports", reports, 0, BATCH_MAX)
         opened = [shell.value_or_error(self._report_ask, report) for report in reports]
         sure: dict[int, results.FailResult] = {}
-        return await self.shell.decide_rest(opened, sure, lambda ask: ask)
+        return await self.shell.decide_remaining(opened, sure, lambda ask: ask)
 
     def _report_ask(self, report: object) -> shell.Ask[results.FailResult]:
         if not isinstance(report, FailureReport):
@@ -371,4 +372,4 @@ class Executions(Creation, Operators, Steps, ParkingOperations):
                 ),
             )
 
-        return await self.shell.decide_rest(opened, nothing, ask)
+        return await self.shell.decide_remaining(opened, nothing, ask)

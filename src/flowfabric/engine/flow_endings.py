@@ -4,26 +4,23 @@ Each ending of a member leaves a row in the dispatch queue, written with it. The
 dispatcher takes the endings of a few flows at a time, resolves the edges they lead
 to, and deletes the rows in the same transaction: a crash in between leaves the row
 and no effect, or the effect and no row. A member with more dependents than one
-transaction handles keeps its row until the last of them is done. A process that
-dispatches completes a member with few dependents and tells them in one transaction,
-which leaves no row.
+transaction handles keeps its row until the last of them is done. `completions` has
+the short way, which leaves no row.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
 from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int
 from flowfabric.core.flow_joins import is_spared, recounted
-from flowfabric.core.handles import Handle
-from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId, FlowId, uuid_of
 from flowfabric.core.records import Execution, Waiter
-from flowfabric.core.states import LifecyclePhase, TerminalOutcome
+from flowfabric.core.states import TerminalOutcome
 from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from flowfabric.engine import flow_queue, shell, topics
-from flowfabric.engine.executions import Completion, HeldCompletion, completion_ask
 from flowfabric.engine.flows import (
     TROUBLE,
     FlowGroup,
@@ -32,19 +29,14 @@ from flowfabric.engine.flows import (
     endings_of,
     inputs_of,
     lock_edge,
-    lock_group,
+    lock_groups,
     member_counts,
     passed_to,
     skipped_among,
 )
 from flowfabric.engine.parking import find_stranded, wake_stranded
 from flowfabric.engine.shell import Swept
-from flowfabric.errors import (
-    ExecutionNotTerminal,
-    FlowFabricError,
-    InvalidDependency,
-    InvalidInput,
-)
+from flowfabric.errors import ExecutionNotTerminal, InvalidDependency, InvalidInput
 from flowfabric.store.base import Transaction, Unlocked
 
 CASCADE_ROUNDS_MAX = flow_queue.FLOWS_LOOKED_AT
@@ -64,11 +56,8 @@ class FlowEndings(FlowGroup):
     async def dispatch_completions(self, *, limit: int = bounds.DISPATCH_BATCH) -> Swept:
         """Dispatch endings of flow members that no other process is dispatching."""
         check_int("limit", limit, 1, bounds.BATCH_MAX)
-
-        async def few(tx: Unlocked) -> Swept | None:
-            return await self._dispatch_few(tx, min(limit, FEW))
-
-        swept = await self.store.try_unlocked(few)
+        few = min(limit, FEW)
+        swept = await self.store.try_unlocked(lambda tx: self._dispatch_few(tx, few))
         return await self._dispatch_locked(limit) if swept is None else swept
 
     async def _dispatch_few(self, tx: Unlocked, limit: int) -> Swept | None:
@@ -82,115 +71,28 @@ class FlowEndings(FlowGroup):
             return None
         if not rows:
             return Swept(acted=0, full=False)
-        told = await self._told(tx, found)
+        told = await self.changes_for_dependents(tx, found)
         if told is None:
             return None
         topics.hint_about(tx, told, await tx.now_ms())
         await tx.save(told)
         edges = sum(isinstance(each, flow_records.Edge) for each in told.updates)
-        return Swept(acted=len(found.taken) + edges, full=False)
+        return Swept(acted=len(found.endings) + edges, full=False)
 
-    async def _told(self, tx: Unlocked, found: flow_queue.FoundEndings) -> Changes | None:
-        """What telling of endings changes; None where siblings have to be cancelled."""
+    async def changes_for_dependents(
+        self, tx: Unlocked, found: flow_queue.FoundEndings
+    ) -> Changes | None:
+        """What endings change in their dependents; None if siblings have to be cancelled."""
         now_ms = await tx.now_ms()
-        resolution = flow_endings.resolve_edges(found.edges, found.groups, found.fresh, now_ms)
+        endings = {key: each.ending for key, each in found.endings.items()}
+        resolution = flow_endings.resolve_edges(found.edges, found.groups, endings, now_ms)
         if any(group.cancel_reason is not None for group in resolution.fired):
             return None
         inputs = await passed_to(tx, resolution.fired, resolution.inputs)
         children = self.release_changes(resolution.fired, inputs, found.subjects, now_ms)
         own = Changes(inserts=resolution.inputs, updates=resolution.edges + resolution.groups)
-        counted = self._counted(list(found.flows.values()), found.taken, now_ms)
+        counted = self._counted(found.flows.values(), found.endings.values(), now_ms)
         return combine([own, counted, children])
-
-    # Completing a member and telling its dependents at once
-
-    async def complete(
-        self,
-        handle: Handle | bytes,
-        result: bytes | None = None,
-        *,
-        result_encoding: str | None = None,
-    ) -> results.Completed:
-        """Finish successfully. Safe to repeat."""
-        completion = Completion(handle=handle, result=result, result_encoding=result_encoding)
-        (outcome,) = await self.complete_many([completion])
-        return shell.answered(outcome)
-
-    async def complete_many(
-        self, completions: Sequence[Completion]
-    ) -> list[results.Completed | FlowFabricError]:
-        """Finish many at once; each gets its own answer or error."""
-        opened = await self.executions.open_completions(completions)
-        told = await self._tell_at_once(opened) if self.executions.lone_members.in_hand else None
-        return await self.executions.complete_opened(opened) if told is None else [told]
-
-    async def _tell_at_once(
-        self, opened: Sequence[HeldCompletion | FlowFabricError]
-    ) -> results.Completed | None:
-        """Complete a single member that is alone in its flow; None leaves all to others."""
-        held = [each for each in opened if not isinstance(each, FlowFabricError)]
-        flows = [self.executions.lone_members.end(handle.lease_id) for handle, _ in held]
-        if len(opened) != 1 or not held or flows[0] is None:
-            return None
-        return await self._complete_and_tell(held[0], flows[0])
-
-    async def _complete_and_tell(
-        self, held: HeldCompletion, flow_id: FlowId
-    ) -> results.Completed | None:
-        """Complete a flow's member and tell its few dependents, in one transaction.
-
-        So they start a commit sooner. Only where this process would tell them next: None leaves
-        the ending to its queue.
-        """
-        if not self.store.is_awaited(topics.DISPATCH_TOPIC):
-            return None
-        handle, completion = held
-
-        async def body(tx: Unlocked) -> results.Completed | None:
-            return await self._end_and_tell(tx, handle, completion)
-
-        completed = await self.store.try_unlocked(body)
-        if completed is None:
-            self.executions.lone_members.note_crowded(flow_id)
-            return None
-        for lane in self.executions.gated.lanes_released([handle]):
-            self.store.hint(topics.ready_topic(lane))
-        return completed
-
-    async def _end_and_tell(
-        self, tx: Unlocked, handle: Handle, completion: Completion
-    ) -> results.Completed | None:
-        rows = await tx.select_joined(
-            flow_queue.MEMBER,
-            "read_for_completion",
-            partition_key=partition_of(handle.execution_id),
-            execution_id=uuid_of(handle.execution_id),
-            limit=FEW + 1,
-        )
-        read = flow_queue.member_in(rows) if len(rows) <= FEW + 1 else None
-        if read is None:
-            return None
-        subject, found = read
-        now_ms = await tx.now_ms()
-        ask = completion_ask((handle, completion))
-        ended = shell.decided(ask.decide, subject, self.shell.timing(now_ms))
-        if isinstance(ended.outcome, FlowFabricError) or not ended.changes.inserts:
-            return None
-        (queued,) = ended.changes.inserts
-        assert isinstance(queued, flow_records.CompletionDispatch)
-        found.endings[queued.execution_id] = flow_queue.succeeded(
-            queued, completion.result or None, completion.result_encoding
-        )
-        told = await self._told(tx, found)
-        if told is None:
-            return None
-        # What would be queued for the dispatcher is done.
-        changes = combine(
-            [structs.replace(ended.changes, inserts=()), structs.replace(told, deletes=())]
-        )
-        topics.hint_about(tx, changes, now_ms)
-        await tx.save(changes)
-        return ended.outcome
 
     async def _dispatch_locked(self, limit: int) -> Swept:
         # Starting anywhere keeps busy flows from starving those behind them.
@@ -225,12 +127,9 @@ class FlowEndings(FlowGroup):
 
     async def _dispatch_one_by_one(self, start: int, limit: int) -> Swept:
         """A flow that fails delays no other."""
-
-        async def chosen(tx: Transaction) -> Sequence[flow_records.FlowRecord]:
-            return await flow_queue.flows_with_endings(tx, start)
-
+        flows = await self.store.transact(lambda tx: flow_queue.flows_with_endings(tx, start))
         acted, full, failures = 0, False, []
-        for flow in await self.store.transact(chosen):
+        for flow in flows:
             try:
                 swept = await self._dispatch_alone(flow.flow_id, limit)
             except TROUBLE as error:
@@ -263,10 +162,10 @@ class FlowEndings(FlowGroup):
 
         Dependents that are skipped have endings of their own, which the dispatcher handles.
         """
-        asked = self.shell.check_execution_id(execution_id)
+        execution_id = self.shell.check_execution_id(execution_id)
         resolved = cascaded = 0
         for _ in range(CASCADE_ROUNDS_MAX):
-            done = await self._cascade(asked)
+            done = await self.store.transact(lambda tx: self._cascade(tx, execution_id))
             if done.resolved is not None:
                 resolved += len(done.resolved.resolution.edges)
                 cascaded += len(skipped_among(done.resolved.children))
@@ -274,33 +173,29 @@ class FlowEndings(FlowGroup):
                 break
         return results.CascadeOutcome(resolved=resolved, cascaded_children=cascaded)
 
-    async def _cascade(self, execution_id: ExecutionId) -> Dispatched:
-        async def body(tx: Transaction) -> Dispatched:
-            nothing = Dispatched(finished=0, resolved=None, more=False)
-            key = shell.execution_key(execution_id)
-            execution = await tx.get_one(Execution, key)
-            if execution is None or execution.flow_id is None:
-                return nothing
-            flow = await self.lock_flow_or_none(tx, execution.flow_id)
-            if flow is None:
-                return nothing
-            row_key = (flow.partition_key, flow.flow_id, execution_id, execution.replay_count)
-            row = await tx.lock_one(flow_records.CompletionDispatch, row_key)
-            if row is None:
-                return nothing
-            endings = await endings_of(tx, flow.partition_key, [execution_id])
-            taken = flow_queue.QueuedEnding(
-                row=row,
-                ending=endings.get(
-                    execution_id,
-                    flow_endings.Ending(outcome=row.outcome, replay_count=row.replay_count),
-                ),
-                stale=execution_id not in endings,
-                spared=is_spared(row.outcome, execution.cancellation_reason),
-            )
-            return await self._dispatch(tx, [flow], [taken])
-
-        return await self.store.transact(body)
+    async def _cascade(self, tx: Transaction, execution_id: ExecutionId) -> Dispatched:
+        nothing = Dispatched(finished=0, resolved=None, more=False)
+        execution = await tx.get_one(Execution, shell.execution_key(execution_id))
+        if execution is None or execution.flow_id is None:
+            return nothing
+        flow = await self.lock_flow_or_none(tx, execution.flow_id)
+        if flow is None:
+            return nothing
+        row_key = (flow.partition_key, flow.flow_id, execution_id, execution.replay_count)
+        row = await tx.lock_one(flow_records.CompletionDispatch, row_key)
+        if row is None:
+            return nothing
+        endings = await endings_of(tx, flow.partition_key, [execution_id])
+        taken = flow_queue.QueuedEnding(
+            row=row,
+            ending=endings.get(
+                execution_id,
+                flow_endings.Ending(outcome=row.outcome, replay_count=row.replay_count),
+            ),
+            stale=execution_id not in endings,
+            spared=is_spared(row.outcome, execution.cancellation_reason),
+        )
+        return await self._dispatch(tx, [flow], [taken])
 
     async def _dispatch(
         self,
@@ -311,22 +206,17 @@ class FlowEndings(FlowGroup):
         fresh = {each.row.execution_id: each.ending for each in taken if not each.stale}
         lives = {execution_id: ending.replay_count for execution_id, ending in fresh.items()}
         edges = await open_edges(tx, lives)
-        groups = await tx.lock(
-            flow_records.EdgeGroup,
-            sorted({shell.execution_key(edge.downstream_id) for edge in edges}),
-        )
+        groups = await lock_groups(tx, (edge.downstream_id for edge in edges))
         more = len(edges) == bounds.DISPATCH_EDGES_MAX
         finished = [each for each in taken if not more or _before(each.row, edges[-1])]
         also = self._counted(flows, finished, await tx.now_ms())
-        resolved = await self.resolve_edges(
-            tx, edges, {group.downstream_id: group for group in groups.values()}, fresh, also
-        )
+        resolved = await self.resolve_edges(tx, edges, groups, fresh, also)
         return Dispatched(finished=len(finished), resolved=resolved, more=more)
 
     def _counted(
         self,
-        flows: Sequence[flow_records.FlowRecord],
-        finished: Sequence[flow_queue.QueuedEnding],
+        flows: Iterable[flow_records.FlowRecord],
+        finished: Collection[flow_queue.QueuedEnding],
         now_ms: int,
     ) -> Changes:
         """Endings counted into their flows, and taken off the queue."""
@@ -356,20 +246,22 @@ class FlowEndings(FlowGroup):
 
         `upstream_outcome` is a check only: the upstream's own record says how it ended.
         """
-        asked = self.check_flow_id(flow_id)
-        ends = self.check_ends(asked, upstream_execution_id, downstream_execution_id)
-        wanted = check_edge_id(edge_id)
+        flow_id = self.check_flow_id(flow_id)
+        ends = self.check_ends(flow_id, upstream_execution_id, downstream_execution_id)
+        checked_edge_id = check_edge_id(edge_id)
         outcome = None if upstream_outcome is None else check_outcome(upstream_outcome)
 
         async def body(tx: Transaction) -> results.ResolveResult:
-            flow = await self.lock_flow(tx, asked)
-            edge = await lock_edge(tx, flow, wanted)
+            flow = await self.lock_flow(tx, flow_id)
+            edge = await lock_edge(tx, flow, checked_edge_id)
             if (
                 edge is None
                 or edge.edge_state is not flow_records.EdgeState.APPLIED
                 or (edge.upstream_id, edge.downstream_id) != ends
             ):
-                raise InvalidDependency(f"flow {asked} has no applied edge {wanted} between these")
+                raise InvalidDependency(
+                    f"flow {flow_id} has no applied edge {edge_id} between these"
+                )
             if edge.dep_state is not flow_records.DependencyState.UNSATISFIED:
                 return results.AlreadyResolved()
             ending = await self._known_ending(tx, edge, outcome)
@@ -398,12 +290,9 @@ class FlowEndings(FlowGroup):
     async def _resolve(
         self, tx: Transaction, edge: flow_records.Edge, ending: flow_endings.Ending
     ) -> results.ResolveResult:
-        group = await lock_group(tx, edge.downstream_id)
-        assert group is not None, "an applied edge has a group"
-        resolved = await self.resolve_edges(
-            tx, [edge], {edge.downstream_id: group}, {edge.upstream_id: ending}
-        )
-        if group.group_state is not flow_records.GroupState.PENDING:
+        groups = await lock_groups(tx, [edge.downstream_id])
+        resolved = await self.resolve_edges(tx, [edge], groups, {edge.upstream_id: ending})
+        if groups[edge.downstream_id].group_state is not flow_records.GroupState.PENDING:
             return results.AlreadyFired()
         (after,) = resolved.resolution.groups
         if after.group_state is flow_records.GroupState.PENDING:
@@ -470,7 +359,7 @@ AUDIT_KEY = (1,)
 
 
 class Suspects(Struct, frozen=True):
-    """What a look has found."""
+    """What a look shows to be left behind."""
 
     members: dict[FlowId, list[ExecutionId]] = {}
     waits: tuple[Waiter, ...] = ()
@@ -484,11 +373,7 @@ class FlowAudits(FlowGroup):
         So are executions that wait for one that is gone.
         """
         check_int("limit", limit, 1, bounds.AUDIT_BATCH)
-
-        async def body(tx: Transaction) -> Suspects:
-            return await _take_turn(tx, limit)
-
-        suspects = await self.store.transact(body)
+        suspects = await self.store.transact(lambda tx: _take_turn(tx, limit))
         freed = 0
         for flow_id, members in suspects.members.items():
             freed += await self._mend(flow_id, members)
@@ -508,7 +393,7 @@ class FlowAudits(FlowGroup):
             keys = [shell.execution_key(each) for each in sorted(member_ids)]
             members = {e.execution_id: e for e in (await tx.get(Execution, keys)).values()}
             queued = await self._requeue(tx, flow, members)
-            resolved = await self._tell(tx, members)
+            resolved = await self._tell(tx, flow, member_ids)
             freed = await self._free(tx, flow, members)
             return queued + resolved + freed + await self._recount(tx, flow)
 
@@ -529,39 +414,24 @@ class FlowAudits(FlowGroup):
         tx.hint(topics.MEMBER_CANCEL_TOPIC)
         return len(await tx.insert_new(wanted))
 
-    async def _tell(self, tx: Transaction, members: dict[ExecutionId, Execution]) -> int:
+    async def _tell(
+        self, tx: Transaction, flow: flow_records.FlowRecord, member_ids: Sequence[ExecutionId]
+    ) -> int:
         """Resolve open edges out of members that have ended."""
-        ended = [e for e in members.values() if e.lifecycle_phase is LifecyclePhase.TERMINAL]
-        untold = await open_edges(tx, {each.execution_id: each.replay_count for each in ended})
-        if not untold:
-            return 0
-        groups = await tx.lock(
-            flow_records.EdgeGroup,
-            sorted({shell.execution_key(edge.downstream_id) for edge in untold}),
-        )
-        endings = {
-            each.execution_id: flow_endings.Ending(
-                outcome=each.terminal_outcome,
-                replay_count=each.replay_count,
-                result=each.result,
-                result_encoding=each.result_encoding,
-            )
-            for each in ended
-        }
-        by_downstream = {group.downstream_id: group for group in groups.values()}
-        await self.resolve_edges(tx, untold, by_downstream, endings)
+        endings = await endings_of(tx, flow.partition_key, member_ids)
+        untold = await open_edges(tx, {key: each.replay_count for key, each in endings.items()})
+        if untold:
+            groups = await lock_groups(tx, (edge.downstream_id for edge in untold))
+            await self.resolve_edges(tx, untold, groups, endings)
         return len(untold)
 
     async def _free(
         self, tx: Transaction, flow: flow_records.FlowRecord, members: dict[ExecutionId, Execution]
     ) -> int:
         """Release members that nothing holds back."""
-        keys = [shell.execution_key(each) for each in sorted(members)]
-        groups = {
-            g.downstream_id: g for g in (await tx.lock(flow_records.EdgeGroup, keys)).values()
-        }
+        groups = await lock_groups(tx, members)
         # Some of them may have been released by now.
-        current = await tx.lock(Execution, keys)
+        current = await tx.lock(Execution, [shell.execution_key(each) for each in sorted(members)])
         fired = [
             group
             for each in current.values()
@@ -597,7 +467,11 @@ async def _take_turn(tx: Transaction, limit: int) -> Suspects:
     last = (rows[-1].flow_id, uuid_of(rows[-1].execution_id)) if full else None
     waits, last_waiter = await find_stranded(tx, audit.after_waiter, limit)
     await tx.save(Changes(updates=(flow_endings.next_audit(audit, last, last_waiter, now_ms),)))
-    return Suspects(_by_flow(rows), waits)
+    members: dict[FlowId, list[ExecutionId]] = {}
+    for row in rows:
+        if row.suspect:
+            members.setdefault(row.flow_id, []).append(row.execution_id)
+    return Suspects(members, waits)
 
 
 class SuspectRow(Struct, frozen=True, kw_only=True):
@@ -605,11 +479,3 @@ class SuspectRow(Struct, frozen=True, kw_only=True):
     flow_id: FlowId
     execution_id: ExecutionId
     suspect: bool
-
-
-def _by_flow(rows: Sequence[SuspectRow]) -> dict[FlowId, list[ExecutionId]]:
-    found: dict[FlowId, list[ExecutionId]] = {}
-    for row in rows:
-        if row.suspect:
-            found.setdefault(row.flow_id, []).append(row.execution_id)
-    return found

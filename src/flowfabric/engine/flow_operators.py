@@ -10,19 +10,28 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import bounds, flow_endings, flow_records, results
+from flowfabric.core import bounds, flow_endings, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
 from flowfabric.core.executions import CancelRequest, decide_cancel, decide_cancel_waiting
 from flowfabric.core.flow_joins import SIBLING_REASONS
+from flowfabric.core.flow_records import (
+    CancellationPolicy,
+    CompletionDispatch,
+    Edge,
+    EdgeGroup,
+    EdgeState,
+    FlowRecord,
+    PendingCancel,
+)
 from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
-from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
-from flowfabric.core.transitions import Changes, Decision, Subject, Timing, combine
+from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState
+from flowfabric.core.transitions import Changes, Subject, Timing, combine
 from flowfabric.engine import reads, shell, topics
-from flowfabric.engine.flows import TROUBLE, FlowGroup, endings_of, forgotten, inputs_of
+from flowfabric.engine.flows import TROUBLE, FlowGroup, endings_of, forget, forgotten, inputs_of
 from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching
 from flowfabric.engine.shell import Swept
 from flowfabric.store.base import Key, Transaction
@@ -30,6 +39,7 @@ from flowfabric.store.base import Key, Transaction
 BUSY_PAUSE_S = 0.05
 """How long a waiting caller leaves members alone that another process is cancelling."""
 DRAIN_ROUNDS_MAX = 100_000
+FLOWS_PER_TRIM = 50
 
 
 class FlowOperators(FlowGroup):
@@ -38,7 +48,7 @@ class FlowOperators(FlowGroup):
         flow_id: str,
         *,
         reason: str = "",
-        cancellation_policy: str = flow_records.CancellationPolicy.CANCEL_ALL,
+        cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
         wait: flow_endings.CancelWait = flow_endings.NoWait(),  # noqa: B008
     ) -> results.CancelFlowResult:
         """Close a flow and cancel the members its policy names.
@@ -51,7 +61,7 @@ class FlowOperators(FlowGroup):
         header = await self.cancel_flow_header(
             flow_id, reason=reason, cancellation_policy=cancellation_policy
         )
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
         if isinstance(header, results.FlowAlreadyEnded):
             header = results.FlowCancelled(
                 cancellation_policy=header.stored_cancellation_policy
@@ -60,28 +70,28 @@ class FlowOperators(FlowGroup):
                 member_count=header.member_count,
             )
         if budget_ms is None:
-            left = await self._left_to_cancel(asked, 1)
-            return _scheduled(header) if left else header
-        return await self._drain(asked, header, budget_ms)
+            left = await self._left_to_cancel(flow_id, 1)
+            return results.CancellationScheduled(**structs.asdict(header)) if left else header
+        return await self._drain(flow_id, header, budget_ms)
 
     async def cancel_flow_header(
         self,
         flow_id: str,
         *,
         reason: str = "",
-        cancellation_policy: str = flow_records.CancellationPolicy.CANCEL_ALL,
+        cancellation_policy: str = CancellationPolicy.CANCEL_ALL,
         grace_ms: int | None = None,
     ) -> results.CancelHeaderResult:
         """Close a flow and queue its members' cancellation, without waiting for it."""
         flow_endings.check_grace(grace_ms)
         policy = flow_endings.check_cancellation_policy(cancellation_policy)
         why = check_reason(reason)
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
 
         async def body(
             tx: Transaction, at_once_max: int = bounds.CANCEL_BATCH
         ) -> results.CancelHeaderResult:
-            flow = await self.lock_flow(tx, asked)
+            flow = await self.lock_flow(tx, flow_id)
             if flow_endings.repeats_cancel(flow, policy):
                 return await self._already_ended(tx, flow)
             now_ms = await tx.now_ms()
@@ -104,9 +114,7 @@ class FlowOperators(FlowGroup):
             # cancelled in its own transaction.
             return await self.store.transact(lambda tx: body(tx, at_once_max=0))
 
-    async def _already_ended(
-        self, tx: Transaction, flow: flow_records.FlowRecord
-    ) -> results.FlowAlreadyEnded:
+    async def _already_ended(self, tx: Transaction, flow: FlowRecord) -> results.FlowAlreadyEnded:
         satisfied, impossible = SIBLING_REASONS
         members = await tx.select_as(
             CancelledMember,
@@ -125,7 +133,7 @@ class FlowOperators(FlowGroup):
             member_count=members[0].member_count if members else 0,
         )
 
-    async def _give_up_short_joins(self, tx: Transaction, flow: flow_records.FlowRecord) -> None:
+    async def _give_up_short_joins(self, tx: Transaction, flow: FlowRecord) -> None:
         """Queue members whose quorum lacks edges: none can be added to a closed flow."""
         if await tx.select(
             "enqueue_cancel_short_joins",
@@ -136,12 +144,12 @@ class FlowOperators(FlowGroup):
             tx.hint(topics.MEMBER_CANCEL_TOPIC)
 
     async def _cancel_members(
-        self, tx: Transaction, flow: flow_records.FlowRecord, at_once_max: int
+        self, tx: Transaction, flow: FlowRecord, at_once_max: int
     ) -> list[ExecutionId]:
         """Cancel the members the policy names, or mark them for it when they are many."""
-        if flow.cancellation_policy is flow_records.CancellationPolicy.FLOW_ONLY:
+        if flow.cancellation_policy is CancellationPolicy.FLOW_ONLY:
             return []
-        only_waiting = flow.cancellation_policy is flow_records.CancellationPolicy.CANCEL_PENDING
+        only_waiting = flow.cancellation_policy is CancellationPolicy.CANCEL_PENDING
         members = await tx.select_as(
             ExecutionId,
             "cancellable_members",
@@ -175,26 +183,24 @@ class FlowOperators(FlowGroup):
     async def cancel_pending_members(
         self, *, flow_id: str | None = None, limit: int = bounds.CANCEL_BATCH
     ) -> Swept:
-        """Cancel members that a flow's cancellation or a join's policy has given up.
+        """Cancel members that a cancelled flow or a satisfied join no longer needs.
 
         When a batch fails, each of its members has a transaction of its own.
         """
         check_int("limit", limit, 1, bounds.BATCH_MAX)
-        asked = None if flow_id is None else self.check_flow_id(flow_id)
+        only_flow = None if flow_id is None else self.check_flow_id(flow_id)
 
         async def body(tx: Transaction) -> Swept:
-            rows = await _due(tx, asked, limit)
+            rows = await _due(tx, only_flow, limit)
             await self._cancel_queued(tx, rows)
             return Swept(acted=len(rows), full=len(rows) == limit)
 
         try:
             return await self.store.transact(body)
         except TROUBLE:
-            return await self._cancel_one_by_one(asked, limit)
+            return await self._cancel_one_by_one(only_flow, limit)
 
-    async def _cancel_queued(
-        self, tx: Transaction, rows: Sequence[flow_records.PendingCancel]
-    ) -> None:
+    async def _cancel_queued(self, tx: Transaction, rows: Sequence[PendingCancel]) -> None:
         """Members that have ended meanwhile, or are gone, need nothing more."""
         if rows:
             asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
@@ -202,10 +208,7 @@ class FlowOperators(FlowGroup):
             await tx.save(Changes(deletes=tuple(rows)))
 
     async def _cancel_one_by_one(self, flow_id: FlowId | None, limit: int) -> Swept:
-        async def queued(tx: Transaction) -> Sequence[flow_records.PendingCancel]:
-            return await _due(tx, flow_id, limit)
-
-        rows = await self.store.transact(queued)
+        rows = await self.store.transact(lambda tx: _due(tx, flow_id, limit))
         failures = []
         for row in rows:
             try:
@@ -214,23 +217,21 @@ class FlowOperators(FlowGroup):
                 failures.append(f"{row.execution_id} was not cancelled: {error}")
                 await self._postpone(row)
         return Swept(
-            acted=len(rows) - len(failures),
-            full=len(rows) == limit,
-            failures=tuple(failures),
+            acted=len(rows) - len(failures), full=len(rows) == limit, failures=tuple(failures)
         )
 
-    async def _cancel_alone(self, row: flow_records.PendingCancel) -> None:
+    async def _cancel_alone(self, row: PendingCancel) -> None:
         async def body(tx: Transaction) -> None:
             await self._cancel_queued(tx, await _still_queued(tx, row))
 
         await self.store.transact(body)
 
-    async def _postpone(self, row: flow_records.PendingCancel) -> None:
+    async def _postpone(self, row: PendingCancel) -> None:
         async def body(tx: Transaction) -> None:
-            found = await _still_queued(tx, row)
+            queued = await _still_queued(tx, row)
             now_ms = await tx.now_ms()
             await tx.save(
-                Changes(updates=tuple(flow_endings.postponed(each, now_ms) for each in found))
+                Changes(updates=tuple(flow_endings.postponed(each, now_ms) for each in queued))
             )
 
         await self.store.transact(body)
@@ -241,13 +242,13 @@ class FlowOperators(FlowGroup):
         A missing one is fine; one that has not ended stays, since nothing else would
         cancel it.
         """
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
         member_id = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> None:
-            key: Key = (self.flow_key(asked)[0], member_id)
-            row = await tx.lock_one(flow_records.PendingCancel, key)
-            if row is None or row.flow_id != asked:
+            key: Key = (self.flow_key(flow_id)[0], member_id)
+            row = await tx.lock_one(PendingCancel, key)
+            if row is None or row.flow_id != flow_id:
                 return
             member = await tx.get_one(Execution, key)
             if member is None or member.lifecycle_phase is LifecyclePhase.TERMINAL:
@@ -262,26 +263,26 @@ class FlowOperators(FlowGroup):
 
         The dispatcher does the same; call this to be sure.
         """
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
         downstream_id = self.check_member_id(
-            asked, downstream_execution_id, "downstream_execution_id"
+            flow_id, downstream_execution_id, "downstream_execution_id"
         )
-        key: Key = (self.flow_key(asked)[0], downstream_id)
+        key: Key = (self.flow_key(flow_id)[0], downstream_id)
 
         async def body(tx: Transaction) -> results.SiblingCancelAction:
-            await self.lock_flow(tx, asked)
-            found = await tx.select_records(
-                flow_records.PendingCancel,
+            await self.lock_flow(tx, flow_id)
+            listed = await tx.select_records(
+                PendingCancel,
                 "list_siblings",
-                flow_id=asked,
+                flow_id=flow_id,
                 downstream_id=uuid_of(downstream_id),
                 limit=bounds.BATCH_MAX,
             )
-            keys: list[Key] = [(each.partition_key, each.execution_id) for each in found]
-            rows = await tx.lock(flow_records.PendingCancel, keys)
+            keys: list[Key] = [(each.partition_key, each.execution_id) for each in listed]
+            rows = await tx.lock(PendingCancel, keys)
             siblings = (await tx.get(Execution, keys)).values()
             unended = [e for e in siblings if e.lifecycle_phase is not LifecyclePhase.TERMINAL]
-            group = await tx.get_one(flow_records.EdgeGroup, key)
+            group = await tx.get_one(EdgeGroup, key)
             action = flow_endings.reconciled(group, len(rows), len(unended))
             if action is not results.SiblingCancelAction.NO_OP:
                 await tx.save(Changes(deletes=tuple(rows.values())))
@@ -296,7 +297,7 @@ class FlowOperators(FlowGroup):
     ) -> results.CancelFlowResult:
         """Cancel what is queued until nothing is left, within the caller's time."""
         deadline_s = time.monotonic() + budget_ms / 1_000
-        await self._try_again(flow_id)
+        await self.store.transact(lambda tx: tx.select("retry_cancels", flow_id=flow_id))
         for _ in range(DRAIN_ROUNDS_MAX):
             swept = await self.cancel_pending_members(flow_id=flow_id)
             if swept.acted == 0:
@@ -309,12 +310,6 @@ class FlowOperators(FlowGroup):
                 await asyncio.sleep(BUSY_PAUSE_S)
         raise errors.OperationTimeout("cancel_flow", budget_ms)
 
-    async def _try_again(self, flow_id: FlowId) -> None:
-        async def body(tx: Transaction) -> None:
-            await tx.select("retry_cancels", flow_id=flow_id)
-
-        await self.store.transact(body)
-
     async def _left_to_cancel(self, flow_id: FlowId, limit: int) -> dict[ExecutionId, int]:
         """Members still queued, and how often cancelling each has failed."""
         return {
@@ -323,6 +318,23 @@ class FlowOperators(FlowGroup):
                 QueuedCancel, "list_cancels", flow_id=flow_id, limit=limit
             )
         }
+
+    # Retention
+
+    async def trim_flows(self, *, limit: int = bounds.SWEEP_BATCH) -> Swept:
+        """Delete ended flows past their keep time, with all that belongs to them."""
+        check_int("limit", limit, 1, bounds.BATCH_MAX)
+
+        async def body(tx: Transaction) -> Swept:
+            now_ms = await tx.now_ms()
+            flows = await tx.select_records(
+                FlowRecord, "due_flows", before_ms=now_ms, limit=FLOWS_PER_TRIM
+            )
+            forgot = await forget(tx, flows, limit)
+            more = len(flows) == FLOWS_PER_TRIM and forgot.complete
+            return Swept(acted=forgot.acted, full=forgot.more or more)
+
+        return await self.store.transact(body)
 
 
 class QueuedCancel(Struct, frozen=True):
@@ -336,45 +348,23 @@ class CancelledMember(Struct, frozen=True):
     """How many there are in all."""
 
 
-async def _due(
-    tx: Transaction, flow_id: FlowId | None, limit: int
-) -> Sequence[flow_records.PendingCancel]:
+async def _due(tx: Transaction, flow_id: FlowId | None, limit: int) -> Sequence[PendingCancel]:
     return await tx.select_records(
-        flow_records.PendingCancel,
-        "take_cancels",
-        flow_id=flow_id,
-        now_ms=await tx.now_ms(),
-        limit=limit,
+        PendingCancel, "take_cancels", flow_id=flow_id, now_ms=await tx.now_ms(), limit=limit
     )
 
 
-async def _still_queued(
-    tx: Transaction, row: flow_records.PendingCancel
-) -> list[flow_records.PendingCancel]:
-    return list(
-        (
-            await tx.lock(flow_records.PendingCancel, [(row.partition_key, row.execution_id)])
-        ).values()
-    )
+async def _still_queued(tx: Transaction, row: PendingCancel) -> list[PendingCancel]:
+    return list((await tx.lock(PendingCancel, [(row.partition_key, row.execution_id)])).values())
 
 
 def _cancel_ask(
     execution_id: ExecutionId, reason: str, only_waiting: bool
 ) -> shell.Ask[results.Cancelled]:
-    def decide(subject: Subject, timing: Timing) -> Decision[results.Cancelled]:
-        if only_waiting:
-            return decide_cancel_waiting(subject, reason, timing)
-        return decide_cancel(subject, CancelRequest(reason=reason), timing)
-
-    return shell.Ask(execution_id, decide)
-
-
-def _scheduled(header: results.FlowCancelled) -> results.CancellationScheduled:
-    return results.CancellationScheduled(
-        cancellation_policy=header.cancellation_policy,
-        member_execution_ids=header.member_execution_ids,
-        member_count=header.member_count,
-    )
+    if only_waiting:
+        return shell.Ask(execution_id, lambda s, timing: decide_cancel_waiting(s, reason, timing))
+    request = CancelRequest(reason=reason)
+    return shell.Ask(execution_id, lambda s, timing: decide_cancel(s, request, timing))
 
 
 TRIES_MAX = 3
@@ -423,11 +413,11 @@ class FlowReplays(FlowGroup):
         check_list("execution_ids", execution_ids, 0, bounds.BATCH_MAX)
         check_optional_text("reason", reason, bytes_max=bounds.TEXT_BYTES_MAX)
         check_optional_text("requested_by", requested_by)
-        asked = [self.shell.check_execution_id(each) for each in execution_ids]
-        if not asked:
+        checked_ids = [self.shell.check_execution_id(each) for each in execution_ids]
+        if not checked_ids:
             return []
         for _ in range(TRIES_MAX):
-            replaying = _Replaying(self, asked, reason, requested_by)
+            replaying = _Replaying(self, checked_ids, reason, requested_by)
             answers = await self.store.transact(replaying.run)
             if answers is not None:
                 return answers
@@ -443,11 +433,13 @@ class FlowReplays(FlowGroup):
     ) -> BulkResult:
         """Cancel every unfinished execution that matches, newest first."""
 
-        async def act(execution_ids: Sequence[str]) -> Sequence[object]:
-            return await self.executions.cancel_executions(execution_ids, reason=reason)
-
         unfinished = set(PublicState) - TERMINAL_STATES
-        return await self._act_on_matching(matching, unfinished, act, limit)
+        return await self._act_on_matching(
+            matching,
+            unfinished,
+            lambda ids: self.executions.cancel_executions(ids, reason=reason),
+            limit,
+        )
 
     async def replay_matching(
         self,
@@ -461,12 +453,12 @@ class FlowReplays(FlowGroup):
         if not check_filter(matching).states:
             raise errors.InvalidInput("matching.states", "must name the ended states to replay")
 
-        async def act(execution_ids: Sequence[str]) -> Sequence[object]:
-            return await self.replay_executions(
-                execution_ids, reason=reason, requested_by=requested_by
-            )
-
-        return await self._act_on_matching(matching, set(TERMINAL_STATES), act, limit)
+        return await self._act_on_matching(
+            matching,
+            set(TERMINAL_STATES),
+            lambda ids: self.replay_executions(ids, reason=reason, requested_by=requested_by),
+            limit,
+        )
 
     async def _act_on_matching(
         self, matching: ExecutionFilter, possible: set[PublicState], act: Act, limit: int
@@ -507,31 +499,31 @@ class _Replaying:
     def __init__(
         self,
         engine: FlowReplays,
-        asked: Sequence[ExecutionId],
+        execution_ids: Sequence[ExecutionId],
         reason: str | None,
         requested_by: str | None,
     ) -> None:
         self.engine = engine
-        self.asked = asked
+        self.execution_ids = execution_ids
         self.reason = reason
         self.requested_by = requested_by
 
     async def run(self, tx: Transaction) -> Answers | None:
         """None when an execution joined a flow meanwhile, which is locked first: try again."""
-        keys = [shell.execution_key(each) for each in self.asked]
+        keys = [shell.execution_key(each) for each in self.execution_ids]
         seen = await tx.get(Execution, keys)
         homes: dict[Key, Key] = {
             key: (execution.partition_key, execution.flow_id)
             for key, execution in seen.items()
             if execution.flow_id is not None
         }
-        self.flows = await tx.lock(flow_records.FlowRecord, sorted(set(homes.values())))
-        self.cancels = await tx.lock(flow_records.PendingCancel, sorted(homes))
-        self.subjects = await shell.lock_subjects(tx, set(self.asked))
+        self.flows = await tx.lock(FlowRecord, sorted(set(homes.values())))
+        self.cancels = await tx.lock(PendingCancel, sorted(homes))
+        self.subjects = await shell.lock_subjects(tx, set(self.execution_ids))
         for key, subject in ((shell.execution_key(i), s) for i, s in self.subjects.items()):
             if (subject.execution.flow_id is not None) != (key in homes):
                 return None
-        alone = [each for each in self.asked if shell.execution_key(each) not in homes]
+        alone = [each for each in self.execution_ids if shell.execution_key(each) not in homes]
         asks = [
             self.engine.executions.replay_ask(each, self.reason, self.requested_by)
             for each in alone
@@ -540,7 +532,7 @@ class _Replaying:
         answers = iter(decided)
         return [
             await self._try(tx, each) if shell.execution_key(each) in homes else next(answers)
-            for each in self.asked
+            for each in self.execution_ids
         ]
 
     async def _try(
@@ -566,10 +558,15 @@ class _Replaying:
         flow_endings.check_replayable(flow)
         join = await self._join(tx, execution.execution_id)
         decision = flow_endings.decide_member_replay(
-            subject, join.joined, self.reason, self.requested_by, timing
+            subject,
+            join,
+            self.reason,
+            self.requested_by,
+            timing,
+            inputs_bytes_max=self.engine.shell.config.payload_bytes_max,
         )
         row_key = (*key[:1], flow.flow_id, execution.execution_id, execution.replay_count)
-        untold = await tx.lock_one(flow_records.CompletionDispatch, row_key)
+        untold = await tx.lock_one(CompletionDispatch, row_key)
         after = self.engine.with_derived_state(
             flow_endings.uncount(flow, execution, untold), timing.now_ms
         )
@@ -580,79 +577,46 @@ class _Replaying:
         self.flows[(flow.partition_key, flow.flow_id)] = after
         # A repeat within one call finds the execution replayed.
         self.subjects |= await shell.lock_subjects(tx, [execution.execution_id])
-        if join.joined is None or join.joined.reopened is None:
+        if join is None or join.reopened is None:
             return decision.answer
         await tx.select(
-            "drop_siblings",
-            flow_id=flow.flow_id,
-            downstream_id=uuid_of(execution.execution_id),
+            "drop_siblings", flow_id=flow.flow_id, downstream_id=uuid_of(execution.execution_id)
         )
-        return await self._count_successes(tx, join, decision.answer)
-
-    async def _join(self, tx: Transaction, execution_id: ExecutionId) -> "_Join":
-        """What the member waits for: its join opened again, or what a satisfied one passes."""
-        key = shell.execution_key(execution_id)
-        group = await tx.lock_one(flow_records.EdgeGroup, key)
-        if group is None or group.staged == 0:
-            return _Join(joined=None)
-        bytes_max = self.engine.shell.config.payload_bytes_max
-        if not flow_endings.holds_back(group):
-            inputs = (await inputs_of(tx, [execution_id])).get(execution_id, {})
-            return _Join(
-                joined=flow_endings.MemberJoin(
-                    group=group,
-                    reopened=None,
-                    inputs=tuple(inputs.values()),
-                    inputs_bytes_max=bytes_max,
-                )
-            )
-        edges = await _edges_into(tx, execution_id)
-        endings = await endings_of(tx, group.partition_key, [edge.upstream_id for edge in edges])
-        reopened = flow_endings.reopen(group, edges, endings)
-        return _Join(
-            joined=flow_endings.MemberJoin(
-                group=group, reopened=reopened, inputs_bytes_max=bytes_max
-            ),
-            succeeded={
-                upstream: ending
-                for upstream, ending in endings.items()
-                if ending.outcome is TerminalOutcome.SUCCESS
-            },
-        )
-
-    async def _count_successes(
-        self, tx: Transaction, join: "_Join", answer: results.Replayed
-    ) -> results.Replayed:
-        """Resolve what has succeeded since; what failed before waits for its own replay."""
-        assert join.joined is not None
-        assert join.joined.reopened is not None
-        group = join.joined.reopened.group
         due = [
             edge
-            for edge in join.joined.reopened.edges
-            if edge.upstream_id in join.succeeded
-            and edge.edge_state is flow_records.EdgeState.APPLIED
+            for edge in join.reopened
+            if edge.upstream_id in join.succeeded and edge.edge_state is EdgeState.APPLIED
         ]
+        return await self._count_successes(tx, join, due) or decision.answer
+
+    async def _join(
+        self, tx: Transaction, execution_id: ExecutionId
+    ) -> flow_endings.ReplayedJoin | None:
+        """What the member waits for: its join opened again, or what a satisfied one passes."""
+        group = await tx.lock_one(EdgeGroup, shell.execution_key(execution_id))
+        if group is None or group.staged == 0:
+            return None
+        if not flow_endings.holds_back(group):
+            inputs = (await inputs_of(tx, [execution_id])).get(execution_id, {})
+            return flow_endings.ReplayedJoin(group=group, inputs=tuple(inputs.values()))
+        edges = await tx.select_records(
+            Edge,
+            "lock_edges_into",
+            partition_key=partition_of(execution_id),
+            downstream_id=uuid_of(execution_id),
+        )
+        endings = await endings_of(tx, group.partition_key, [edge.upstream_id for edge in edges])
+        return flow_endings.reopen(group, edges, endings)
+
+    async def _count_successes(
+        self, tx: Transaction, join: flow_endings.ReplayedJoin, due: Sequence[Edge]
+    ) -> results.Replayed | None:
+        """Resolve what has succeeded since; None unless that changes the member again."""
         resolved = await self.engine.resolve_edges(
-            tx, due, {group.downstream_id: group}, join.succeeded
+            tx, due, {join.group.downstream_id: join.group}, join.succeeded
         )
         for record in resolved.children.updates:
             if isinstance(record, Execution):
                 self.subjects |= await shell.lock_subjects(tx, [record.execution_id])
                 return results.Replayed(public_state=record.public_state)
-        return answer
-
-
-class _Join(Struct, frozen=True, kw_only=True):
-    joined: flow_endings.MemberJoin | None
-    succeeded: dict[ExecutionId, flow_endings.Ending] = {}
-    """Upstreams that count at once."""
-
-
-async def _edges_into(tx: Transaction, execution_id: ExecutionId) -> Sequence[flow_records.Edge]:
-    return await tx.select_records(
-        flow_records.Edge,
-        "lock_edges_into",
-        partition_key=partition_of(execution_id),
-        downstream_id=uuid_of(execution_id),
-    )
+        return None

@@ -56,9 +56,9 @@ async def take(
     return [ending for each in rows if (ending := _queued(each)) is not None]
 
 
-def _queued(found: Joined) -> QueuedEnding | None:
+def _queued(joined: Joined) -> QueuedEnding | None:
     """None where what the ending left is gone."""
-    row, left = found.get(flow_records.CompletionDispatch), found.get(flow_records.EndedUpstream)
+    row, left = joined.get(flow_records.CompletionDispatch), joined.get(flow_records.EndedUpstream)
     if row is None or left is None:
         return None
     return QueuedEnding(
@@ -97,7 +97,7 @@ FOUND = (
 
 
 class FoundEndings(Struct, frozen=True):
-    """Endings, and all that their telling takes."""
+    """Endings, and every row needed to tell their dependents."""
 
     flows: dict[FlowId, flow_records.FlowRecord] = {}
     endings: dict[ExecutionId, QueuedEnding] = {}
@@ -105,17 +105,9 @@ class FoundEndings(Struct, frozen=True):
     groups: dict[ExecutionId, flow_records.EdgeGroup] = {}
     subjects: dict[ExecutionId, Subject] = {}
 
-    @property
-    def taken(self) -> list[QueuedEnding]:
-        return list(self.endings.values())
-
-    @property
-    def fresh(self) -> dict[ExecutionId, Ending]:
-        return {execution_id: each.ending for execution_id, each in self.endings.items()}
-
 
 def found_in(rows: Sequence[Joined]) -> FoundEndings | None:
-    """None unless endings are news, and downstreams are as they were made but for their joins."""
+    """None if an ending is stale, or if a downstream has been claimed or has more rows."""
     found = FoundEndings()
     for each in rows:
         flow, ending = each.get(flow_records.FlowRecord), _queued(each)
@@ -135,7 +127,7 @@ def found_in(rows: Sequence[Joined]) -> FoundEndings | None:
 
 
 def _take_edge(found: FoundEndings, each: Joined) -> bool:
-    """Whether the edge of a row, if it has one, leads to a downstream that nobody has had."""
+    """Add the edge of a row, if any; False if its downstream was claimed or has more rows."""
     edge, group, downstream = (
         each.get(flow_records.Edge),
         each.get(flow_records.EdgeGroup),
@@ -143,7 +135,12 @@ def _take_edge(found: FoundEndings, each: Joined) -> bool:
     )
     if edge is None:
         return True
-    if group is None or downstream is None or not _untouched(downstream):
+    if (
+        group is None
+        or downstream is None
+        or downstream.total_attempt_count > 0
+        or _has_rows(downstream)
+    ):
         return False
     found.edges.append(edge)
     found.groups[edge.downstream_id] = group
@@ -151,12 +148,12 @@ def _take_edge(found: FoundEndings, each: Joined) -> bool:
     return True
 
 
-def _untouched(execution: Execution) -> bool:
-    """Whether an execution has no rows but its own: nobody has ever had it."""
+def _has_rows(execution: Execution) -> bool:
+    """Whether there are more rows about an execution than its own and those of its attempts."""
     return (
-        execution.total_attempt_count == 0
-        and execution.granted_until_ms is None
-        and execution.open_waitpoint_count == 0
+        execution.granted_until_ms is not None
+        or execution.current_suspension_id is not None
+        or execution.open_waitpoint_count > 0
     )
 
 
@@ -167,7 +164,7 @@ MEMBER = (flow_records.FlowRecord, flow_records.Edge, flow_records.EdgeGroup, Ex
 
 
 def member_in(rows: Sequence[Joined]) -> tuple[Subject, FoundEndings] | None:
-    """The member, and all that telling of its end takes; None unless both are as they were made.
+    """The member, and every row needed to tell its dependents; None if either has a history.
 
     Its attempt is its first, which follows from it and has no row.
     """
@@ -180,7 +177,7 @@ def member_in(rows: Sequence[Joined]) -> tuple[Subject, FoundEndings] | None:
         found.flows[flow.flow_id] = flow
         if each.get(flow_records.Edge) is None:
             member = each.get(Execution)
-    if member is None or not _runs_undisturbed(member):
+    if member is None or not runs_first_attempt(member) or _has_rows(member):
         return None
     return Subject(execution=member, attempt=None), found
 
@@ -188,7 +185,7 @@ def member_in(rows: Sequence[Joined]) -> tuple[Subject, FoundEndings] | None:
 def succeeded(
     row: flow_records.CompletionDispatch, result: bytes | None, result_encoding: str | None
 ) -> QueuedEnding:
-    """The ending of a member that completes, as it would be found in the queue."""
+    """The ending of a member that completes, as the queue would show it."""
     return QueuedEnding(
         row=row,
         ending=Ending(
@@ -199,14 +196,4 @@ def succeeded(
         ),
         stale=False,
         spared=False,
-    )
-
-
-def _runs_undisturbed(execution: Execution) -> bool:
-    """Whether a running execution has no rows but its own."""
-    return (
-        runs_first_attempt(execution)
-        and execution.granted_until_ms is None
-        and execution.current_suspension_id is None
-        and execution.open_waitpoint_count == 0
     )

@@ -1,11 +1,12 @@
 """Reading flows: one by id, lists page by page, tags, and summaries."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
 from flowfabric.core import flow_joins, ids, views
-from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX, PAGE_MAX
+from flowfabric.core.bounds import FLOW_EDGES_MAX, PAGE_MAX
 from flowfabric.core.changed_code import blocked_by_code
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
@@ -18,6 +19,8 @@ from flowfabric.engine.reads import tags_of_many
 from flowfabric.engine.shell import execution_key
 from flowfabric.errors import InvalidInput
 from flowfabric.store.base import Reader, Transaction
+
+R = TypeVar("R")
 
 
 class Outgoing(Struct, frozen=True, tag=True):
@@ -44,20 +47,20 @@ class FlowMemberPage(Struct, frozen=True, kw_only=True):
 
 class FlowReads(FlowGroup):
     async def describe_flow(self, flow_id: str) -> views.FlowSnapshot | None:
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
 
         async def body(reader: Reader) -> views.FlowSnapshot | None:
-            flow = await self.find_flow(reader, asked)
+            flow = await self.find_flow(reader, flow_id)
             if flow is None:
                 return None
             tags = await reader.select_records(
-                FlowTag, "list_flow_tags", partition_key=flow.partition_key, flow_id=asked
+                FlowTag, "list_flow_tags", partition_key=flow.partition_key, flow_id=flow_id
             )
             return _snapshot(
                 flow,
                 await self._state(reader, flow),
                 {tag.tag_key: tag.tag_value for tag in tags},
-                await _all_groups(reader, asked),
+                await _groups(reader, flow_id, ids.start_after(None), None),
             )
 
         return await self.store.read(body)
@@ -81,7 +84,7 @@ class FlowReads(FlowGroup):
     ) -> FlowPage:
         """Flows by ascending id, of one partition or of all, after `cursor`.
 
-        A `namespace` is looked for in all partitions.
+        With a `namespace`, those of all partitions.
         """
         check_int("limit", limit, 0, PAGE_MAX)
         start = ids.start_after(None if cursor is None else ids.parse_uuid("cursor", cursor))
@@ -93,18 +96,20 @@ class FlowReads(FlowGroup):
         if start is None:
             return FlowPage(flows=(), next_cursor=None)
 
+        name, among = "list_flows", dict[str, str | int | None](namespace=namespace)
+        if index is not None:
+            name, among = "list_partition_flows", {"partition_key": index}
+
         async def body(reader: Reader) -> list[views.FlowListItem]:
-            name, among = _flow_list(namespace, index)
-            found = await reader.select_records(
-                FlowRecord,
-                name,
-                start=start,
-                now_ms=await reader.now_ms(),
-                limit=limit + 1,
-                **among,
+            now_ms = await reader.now_ms()
+            flows = await reader.select_records(
+                FlowRecord, name, start=start, now_ms=now_ms, limit=limit + 1, **among
             )
-            going = await _going(reader, [flow.flow_id for flow in found if views.closing(flow)])
-            return [_list_item(flow, going=flow.flow_id in going) for flow in found]
+            closing = [flow.flow_id for flow in flows if views.closing(flow)]
+            going = set[ids.FlowId]()
+            if closing:
+                going |= {*await reader.select_as(ids.FlowId, "going_flows", flow_ids=closing)}
+            return [_list_item(flow, going=flow.flow_id in going) for flow in flows]
 
         page, last = cut(await self.store.read(body), limit, lambda flow: flow.flow_id)
         return FlowPage(flows=page, next_cursor=last)
@@ -125,21 +130,27 @@ class FlowReads(FlowGroup):
     ) -> FlowMemberPage:
         """Members by ascending id, with their states and tags."""
         check_int("limit", limit, 0, PAGE_MAX)
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
         start = _start_after_member(cursor)
 
-        async def body(reader: Reader) -> tuple[views.FlowMember, ...]:
+        async def body(reader: Reader) -> list[views.FlowMember]:
             rows = await reader.select_as(
-                MemberRow, "list_flow_members", flow_id=asked, start=start, limit=limit + 1
+                MemberRow, "list_flow_members", flow_id=flow_id, start=start, limit=limit + 1
             )
-            found = [_member(row) for row in rows]
-            tags = await tags_of_many(reader, [each.execution_id for each in found])
-            return tuple(
-                structs.replace(each, tags=tags.get(each.execution_id, {})) for each in found
-            )
+            tags = await tags_of_many(reader, [row.execution_id for row in rows])
+            return [
+                views.FlowMember(
+                    execution_id=row.execution_id,
+                    execution_kind=row.execution_kind,
+                    public_state=row.public_state,
+                    blocked=blocked_by_code(row.lifecycle_phase, row.blocking_reason),
+                    tags=tags.get(row.execution_id, {}),
+                )
+                for row in rows
+            ]
 
-        found = await self.store.read(body) if start else ()
-        page, last = cut(found, limit, lambda member: member.execution_id)
+        members = await self.store.read(body) if start else ()
+        page, last = cut(members, limit, lambda member: member.execution_id)
         return FlowMemberPage(members=page, next_cursor=last)
 
     async def list_edge_groups(
@@ -147,26 +158,23 @@ class FlowReads(FlowGroup):
     ) -> tuple[views.EdgeGroupSnapshot, ...]:
         """Joins by ascending downstream id, after the downstream `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
         start = _start_after_member(cursor)
-        return tuple(
-            views.group_snapshot(group)
-            for group in await self.store.read(lambda reader: _groups(reader, asked, start, limit))
-        )
+        return await self.store.read(lambda reader: _groups(reader, flow_id, start, limit))
 
     async def find_named_flows(
         self, own_id: str, *, namespace: str | None = None
     ) -> dict[str, ids.FlowId]:
-        """The flows that were given this id, by namespace."""
+        """The flows of this id, by namespace."""
 
         async def body(reader: Reader) -> dict[str, ids.FlowId]:
             places = [namespace]
             if namespace is None:
                 places = await reader.select_as(str, "list_namespaces")
             named = {place: ids.named_flow_id(own_id, place) for place in places if place}
-            found = [await self.find_flow(reader, each) for each in named.values()]
-            there = {flow.flow_id for flow in found if flow is not None}
-            return {place: each for place, each in named.items() if each in there}
+            flows = [await self.find_flow(reader, each) for each in named.values()]
+            existing = {flow.flow_id for flow in flows if flow is not None}
+            return {place: each for place, each in named.items() if each in existing}
 
         return await self.store.read(body)
 
@@ -186,59 +194,52 @@ class FlowReads(FlowGroup):
         """
         if limit is not None:
             check_int("limit", limit, 0, PAGE_MAX)
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
         after = None if cursor is None else ids.EdgeId(ids.parse_uuid("cursor", cursor))
-        upstream, downstream = self._ends(direction)
-        partition_key, _ = self.flow_key(asked)
-
-        name, parameters = _edge_list(upstream, downstream)
+        partition_key, _ = self.flow_key(flow_id)
+        name, end = self._edges_along(direction)
 
         async def body(reader: Reader) -> list[Edge]:
-            async def page(after: ids.EdgeId | None, limit: int) -> Sequence[Edge]:
-                start = ids.start_after(after)
-                if start is None:
-                    return ()
-                return await reader.select_records(
+            return await _read_on(
+                lambda start, size: reader.select_records(
                     Edge,
                     name,
                     partition_key=partition_key,
-                    flow_id=asked,
+                    flow_id=flow_id,
                     start=start,
-                    limit=limit,
-                    **parameters,
-                )
-
-            if limit is not None:
-                return list(await page(after, limit))
-            return await _all_edges(page, after)
+                    limit=size,
+                    **end,
+                ),
+                ids.start_after(after),
+                lambda edge: ids.start_after(edge.edge_id),
+                limit,
+            )
 
         return tuple(views.edge_snapshot(edge) for edge in await self.store.read(body))
 
-    def _ends(self, direction: object) -> tuple[ids.ExecutionId | None, ids.ExecutionId | None]:
+    def _edges_along(self, direction: object) -> tuple[str, dict[str, str]]:
+        """The statement that lists edges in a direction, by an index of its own."""
         match direction:
             case None:
-                return None, None
+                return "list_edges", {}
             case Outgoing(node):
-                return self.shell.check_execution_id(node, "from_node"), None
+                upstream = self.shell.check_execution_id(node, "from_node")
+                return "list_edges_from", {"execution_id": ids.uuid_of(upstream)}
             case Incoming(node):
-                return None, self.shell.check_execution_id(node, "to_node")
+                downstream = self.shell.check_execution_id(node, "to_node")
+                return "list_edges_into", {"execution_id": ids.uuid_of(downstream)}
             case _:
                 raise InvalidInput("direction", "must be Outgoing or Incoming", direction)
 
     async def describe_edge(self, flow_id: str, edge_id: str) -> views.EdgeSnapshot | None:
-        asked = self.check_flow_id(flow_id)
-        key = (*self.flow_key(asked), check_edge_id(edge_id))
-
-        async def body(reader: Reader) -> views.EdgeSnapshot | None:
-            edge = await reader.get_one(Edge, key)
-            return None if edge is None else views.edge_snapshot(edge)
-
-        return await self.store.read(body)
+        flow_id = self.check_flow_id(flow_id)
+        edge = await self.get_one(Edge, (*self.flow_key(flow_id), check_edge_id(edge_id)))
+        return None if edge is None else views.edge_snapshot(edge)
 
     async def evaluate_flow_eligibility(self, execution_id: str) -> views.EligibilityStatus:
         """Whether dependencies let an execution run. Never raises for one that is missing."""
-        asked = self.shell.check_execution_id(execution_id)
-        key = execution_key(asked)
+        execution_id = self.shell.check_execution_id(execution_id)
+        key = execution_key(execution_id)
 
         async def body(reader: Reader) -> views.EligibilityStatus:
             execution = await reader.get_one(Execution, key)
@@ -251,30 +252,27 @@ class FlowReads(FlowGroup):
 
     async def read_execution_inputs(self, execution_id: str) -> dict[str, bytes | None]:
         """Results passed along edges, by name; None for an upstream that left none."""
-        asked = self.shell.check_execution_id(execution_id)
-
-        async def body(reader: Reader) -> dict[str, bytes | None]:
-            inputs = (await inputs_of(reader, [asked])).get(asked, {})
-            return {each.name: each.value for each in inputs.values()}
+        execution_id = self.shell.check_execution_id(execution_id)
 
         unpack = self.shell.values.unpack
+        inputs = await self.store.read(lambda reader: inputs_of(reader, [execution_id]))
+        stored = {each.name: each.value for each in inputs.get(execution_id, {}).values()}
         return await self.shell.values.through(
-            await self.store.read(body),
-            lambda found: {name: unpack(value) for name, value in found.items()},
+            stored, lambda values: {name: unpack(value) for name, value in values.items()}
         )
 
     # Summaries
 
     async def read_flow_summary(self, flow_id: str) -> views.FlowSummary | None:
         """How many members are in which state, and what that makes of the flow."""
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
 
         async def body(reader: Reader) -> views.FlowSummary | None:
-            flow = await self.find_flow(reader, asked)
+            flow = await self.find_flow(reader, flow_id)
             if flow is None:
                 return None
             return views.flow_summary(
-                flow, await member_counts(reader, asked), await reader.now_ms()
+                flow, await member_counts(reader, flow_id), await reader.now_ms()
             )
 
         return await self.store.read(body)
@@ -285,14 +283,14 @@ class FlowReads(FlowGroup):
         The dispatcher keeps these counts right; this mends them. False, and nothing written, for a
         flow without members.
         """
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
 
         async def body(tx: Transaction) -> bool:
-            flow = await self.lock_flow(tx, asked)
+            flow = await self.lock_flow(tx, flow_id)
             if flow.node_count == 0:
                 return False
             counted = flow_joins.recounted(
-                flow, await member_counts(tx, asked, "count_told_members")
+                flow, await member_counts(tx, flow_id, "count_told_members")
             )
             await tx.save(Changes(updates=(self.with_derived_state(counted, await tx.now_ms()),)))
             return True
@@ -307,19 +305,19 @@ class FlowReads(FlowGroup):
 
     async def set_flow_tags(self, flow_id: str, tags: Mapping[str, str]) -> int:
         """Set several tags, all or none; return how many."""
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
         checked = check_tags(tags)
         if not checked:
             raise InvalidInput("tags", "must not be empty")
 
         async def body(tx: Transaction) -> int:
-            flow = await self.lock_flow(tx, asked)
-            wanted = [
-                FlowTag(partition_key=flow.partition_key, flow_id=asked, tag_key=k, tag_value=v)
+            flow = await self.lock_flow(tx, flow_id)
+            rows = [
+                FlowTag(partition_key=flow.partition_key, flow_id=flow_id, tag_key=k, tag_value=v)
                 for k, v in sorted(checked.items())
             ]
-            added = await tx.insert_new(wanted)
-            kept = [tag for tag in wanted if (flow.partition_key, asked, tag.tag_key) not in added]
+            added = await tx.insert_new(rows)
+            kept = [tag for tag in rows if (flow.partition_key, flow_id, tag.tag_key) not in added]
             touched = structs.replace(flow, last_mutation_at_ms=await tx.now_ms())
             await tx.save(Changes(updates=(touched, *kept)))
             return len(checked)
@@ -327,24 +325,16 @@ class FlowReads(FlowGroup):
         return await self.store.transact(body)
 
     async def get_flow_namespace(self, flow_id: str) -> ids.Namespace | None:
-        asked = self.check_flow_id(flow_id)
+        flow_id = self.check_flow_id(flow_id)
 
-        async def body(reader: Reader) -> ids.Namespace | None:
-            flow = await self.find_flow(reader, asked)
-            return None if flow is None else flow.namespace
-
-        return await self.store.read(body)
+        flow = await self.store.read(lambda reader: self.find_flow(reader, flow_id))
+        return None if flow is None else flow.namespace
 
     async def get_flow_tag(self, flow_id: str, key: str) -> str | None:
         """The tag's value, or None when the tag or the flow is missing."""
-        asked = self.check_flow_id(flow_id)
-        tag_key = (*self.flow_key(asked), check_tag_key(key))
-
-        async def body(reader: Reader) -> str | None:
-            tag = await reader.get_one(FlowTag, tag_key)
-            return None if tag is None else tag.tag_value
-
-        return await self.store.read(body)
+        flow_id = self.check_flow_id(flow_id)
+        tag = await self.get_one(FlowTag, (*self.flow_key(flow_id), check_tag_key(key)))
+        return None if tag is None else tag.tag_value
 
 
 def _start_after_member(cursor: str | None) -> str | None:
@@ -353,64 +343,37 @@ def _start_after_member(cursor: str | None) -> str | None:
     )
 
 
-async def _groups(
-    reader: Reader, flow_id: ids.FlowId, start: str | None, limit: int
-) -> Sequence[EdgeGroup]:
-    if start is None:
-        return ()
-    return await reader.select_records(
-        EdgeGroup, "list_edge_groups", flow_id=flow_id, start=start, limit=limit
-    )
-
-
-async def _all_groups(reader: Reader, flow_id: ids.FlowId) -> tuple[views.EdgeGroupSnapshot, ...]:
-    """Every join, page by page: a flow has at most one for each member."""
-    groups: list[EdgeGroup] = []
-    for _ in range(FLOW_MEMBERS_MAX // PAGE_MAX + 1):
-        last = ids.uuid_of(groups[-1].downstream_id) if groups else None
-        found = await _groups(reader, flow_id, ids.start_after(last), PAGE_MAX)
-        groups += found
-        if len(found) < PAGE_MAX:
-            break
-    return tuple(views.group_snapshot(group) for group in groups)
-
-
-async def _all_edges(
-    page: Callable[[ids.EdgeId | None, int], Awaitable[Sequence[Edge]]], after: ids.EdgeId | None
-) -> list[Edge]:
-    edges: list[Edge] = []
+async def _read_on(
+    fetch: Callable[[str, int], Awaitable[Sequence[R]]],
+    start: str | None,
+    next_start: Callable[[R], str | None],
+    limit: int | None,
+) -> list[R]:
+    """One page, or without a limit every row from `start`, page by page in the same read."""
+    rows: list[R] = []
     for _ in range(FLOW_EDGES_MAX // PAGE_MAX + 1):
-        found = await page(edges[-1].edge_id if edges else after, PAGE_MAX)
-        edges += found
-        if len(found) < PAGE_MAX:
+        if start is None:
             break
-    return edges
+        page = await fetch(start, PAGE_MAX if limit is None else limit)
+        rows += page
+        if limit is not None or len(page) < PAGE_MAX:
+            break
+        start = next_start(page[-1])
+    return rows
 
 
-def _flow_list(
-    namespace: str | None, partition_key: int | None
-) -> tuple[str, dict[str, str | int | None]]:
-    if partition_key is None:
-        return "list_flows", {"namespace": namespace}
-    return "list_partition_flows", {"partition_key": partition_key}
-
-
-async def _going(reader: Reader, flow_ids: Sequence[ids.FlowId]) -> set[ids.FlowId]:
-    """The flows that have members which have not ended."""
-    if not flow_ids:
-        return set()
-    return set(await reader.select_as(ids.FlowId, "going_flows", flow_ids=list(flow_ids)))
-
-
-def _edge_list(
-    upstream: ids.ExecutionId | None, downstream: ids.ExecutionId | None
-) -> tuple[str, dict[str, str]]:
-    """One indexed statement per direction."""
-    if upstream is not None:
-        return "list_edges_from", {"execution_id": ids.uuid_of(upstream)}
-    if downstream is not None:
-        return "list_edges_into", {"execution_id": ids.uuid_of(downstream)}
-    return "list_edges", {}
+async def _groups(
+    reader: Reader, flow_id: ids.FlowId, start: str | None, limit: int | None
+) -> tuple[views.EdgeGroupSnapshot, ...]:
+    groups = await _read_on(
+        lambda start, size: reader.select_records(
+            EdgeGroup, "list_edge_groups", flow_id=flow_id, start=start, limit=size
+        ),
+        start,
+        lambda group: ids.start_after(ids.uuid_of(group.downstream_id)),
+        limit,
+    )
+    return tuple(map(views.group_snapshot, groups))
 
 
 class MemberRow(Struct, frozen=True, kw_only=True):
@@ -419,15 +382,6 @@ class MemberRow(Struct, frozen=True, kw_only=True):
     public_state: PublicState
     lifecycle_phase: str
     blocking_reason: str
-
-
-def _member(row: MemberRow) -> views.FlowMember:
-    return views.FlowMember(
-        execution_id=row.execution_id,
-        execution_kind=row.execution_kind,
-        public_state=row.public_state,
-        blocked=blocked_by_code(row.lifecycle_phase, row.blocking_reason),
-    )
 
 
 def _list_item(flow: FlowRecord, *, going: bool) -> views.FlowListItem:

@@ -5,11 +5,12 @@ turns and those on different flows do not meet. Members are locked after their f
 
 A member's end resolves the edges out of it (`resolve_edges`). Groups that fire by that
 release their downstreams (`release_changes`), each as `core.flow_endings.release` decides.
+Past its keep time, a flow is deleted with all its members (`forget`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import flow_joins
@@ -19,18 +20,19 @@ from flowfabric.core.ids import (
     EdgeId,
     ExecutionId,
     FlowId,
-    flow_partition,
     parse_uuid,
+    partition_for,
     partition_of,
     uuid_of,
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
-from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine
+from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, held_until_ms
 from flowfabric.engine import shell, topics
 from flowfabric.engine.executions import Executions
+from flowfabric.engine.operators import trim_executions
 from flowfabric.engine.shell import Shell
-from flowfabric.store.base import Reader, Transaction
+from flowfabric.store.base import Parameter, Reader, Transaction
 
 TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)
 """How the rows of one member, or a lock on them, can fail a whole batch."""
@@ -42,17 +44,6 @@ class ResolvedEdges(Struct, frozen=True, kw_only=True):
     resolution: Resolution
     children: Changes
     """What became of the executions whose groups fired."""
-
-
-async def enqueue_siblings(tx: Transaction, fired: Sequence[EdgeGroup]) -> None:
-    await tx.select(
-        "enqueue_siblings",
-        partition_keys=[group.partition_key for group in fired],
-        downstream_ids=[uuid_of(group.downstream_id) for group in fired],
-        reasons=[group.cancel_reason or "" for group in fired],
-        now_ms=await tx.now_ms(),
-    )
-    tx.hint(topics.MEMBER_CANCEL_TOPIC)
 
 
 def forgotten(flow: FlowRecord, now_ms: int) -> bool:
@@ -88,11 +79,10 @@ async def inputs_of(
     """What upstreams passed to executions, by edge, in the order in which it arrived."""
     if not execution_ids:
         return {}
-    found = await reader.select_records(
-        ExecutionInput, "inputs_of_executions", **shell.id_columns(execution_ids)
-    )
     inputs: dict[ExecutionId, dict[str, ExecutionInput]] = {}
-    for each in found:
+    for each in await reader.select_records(
+        ExecutionInput, "inputs_of_executions", **shell.id_columns(execution_ids)
+    ):
         inputs.setdefault(each.execution_id, {})[each.edge_id] = each
     return inputs
 
@@ -122,28 +112,16 @@ async def endings_of(
     if not execution_ids:
         return {}
     rows = await reader.select_as(
-        ResultRow,
+        KnownEnding,
         "results_of_executions",
         partition_key=partition_key,
         execution_ids=[uuid_of(each) for each in execution_ids],
     )
-    return {
-        row.execution_id: Ending(
-            outcome=row.terminal_outcome,
-            replay_count=row.replay_count,
-            result=row.result,
-            result_encoding=row.result_encoding,
-        )
-        for row in rows
-    }
+    return {row.execution_id: row for row in rows}
 
 
-class ResultRow(Struct, frozen=True, kw_only=True):
+class KnownEnding(Ending, frozen=True, kw_only=True):
     execution_id: ExecutionId
-    terminal_outcome: TerminalOutcome
-    replay_count: int
-    result: bytes | None
-    result_encoding: str | None
 
 
 def skipped_among(changes: Changes) -> list[ExecutionId]:
@@ -154,18 +132,80 @@ def skipped_among(changes: Changes) -> list[ExecutionId]:
     ]
 
 
-async def lock_group(tx: Transaction, downstream_id: ExecutionId) -> EdgeGroup | None:
-    key = shell.execution_key(downstream_id)
-    return await tx.lock_one(EdgeGroup, key)
+async def lock_groups(
+    tx: Transaction, downstream_ids: Iterable[ExecutionId]
+) -> dict[ExecutionId, EdgeGroup]:
+    keys = [shell.execution_key(each) for each in sorted(set(downstream_ids))]
+    return {each.downstream_id: each for each in (await tx.lock(EdgeGroup, keys)).values()}
 
 
 async def lock_edge(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> Edge | None:
-    key = (flow.partition_key, flow.flow_id, edge_id)
-    return await tx.lock_one(Edge, key)
+    return await tx.lock_one(Edge, (flow.partition_key, flow.flow_id, edge_id))
 
 
 def check_edge_id(edge_id: object) -> EdgeId:
     return EdgeId(parse_uuid("edge_id", edge_id))
+
+
+# Forgetting a flow as a whole, once all its members have ended
+#
+# Members carry no keep time of their own, so none is deleted while others may still ask how it
+# ended. When the flow's time is over they get it, and go like any execution; a member that is
+# still needed outside keeps the whole flow. Past its keep time a flow is gone for every
+# operation, also while a large one is still being deleted batch by batch.
+
+
+class Forgot(Struct, frozen=True, kw_only=True):
+    """What a step of deleting flows did."""
+
+    acted: int
+    more: bool = False
+    """Whether the next step will do more."""
+    complete: bool = False
+    """Whether of all flows there is nothing left that may go."""
+
+
+async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forgot:
+    """Delete the next rows of flows past their keep time; the caller has locked them."""
+    now_ms = await tx.now_ms()
+    flows = await _let_go(tx, due, now_ms)
+    if not flows:
+        return Forgot(acted=0, complete=True)
+    which = _which(flows)
+    (released,) = await tx.select_as(
+        int, "release_flow_members", now_ms=now_ms, limit=limit, **which
+    )
+    if released or await tx.select("any_flow_member", **which):
+        trimmed = (await trim_executions(tx, now_ms, limit)).trimmed
+        return Forgot(acted=max(released, trimmed), more=bool(released or trimmed))
+    (trimmed,) = await tx.select_as(int, "trim_flow_edges", limit=limit, **which)
+    if trimmed == limit:
+        return Forgot(acted=trimmed, more=True)
+    await tx.select("delete_flows", **which)
+    return Forgot(acted=trimmed + len(flows), complete=True)
+
+
+async def _let_go(tx: Transaction, flows: Sequence[FlowRecord], now_ms: int) -> list[FlowRecord]:
+    """The flows that may go. One with a member that is still needed stays as a whole."""
+    fresh = [flow for flow in flows if not flow.going]
+    needed = set(await tx.select_as(FlowId, "needed_flows", **_which(fresh)) if fresh else [])
+    held = tuple(
+        structs.replace(
+            flow, retain_until_ms=held_until_ms(flow.ended_at_ms or flow.created_at_ms, now_ms)
+        )
+        for flow in fresh
+        if flow.flow_id in needed
+    )
+    going = tuple(structs.replace(flow, going=True) for flow in fresh if flow.flow_id not in needed)
+    await tx.save(Changes(updates=(*held, *going)))
+    return [flow for flow in flows if flow.flow_id not in needed]
+
+
+def _which(flows: Sequence[FlowRecord]) -> dict[str, Parameter]:
+    return {
+        "partition_keys": [flow.partition_key for flow in flows],
+        "flow_ids": [flow.flow_id for flow in flows],
+    }
 
 
 class FlowGroup(shell.Group):
@@ -181,22 +221,22 @@ class FlowGroup(shell.Group):
         return FlowId(parse_uuid("flow_id", flow_id))
 
     def flow_key(self, flow_id: FlowId) -> tuple[int, FlowId]:
-        return flow_partition(flow_id, self.shell.deployment.partitions), flow_id
+        return partition_for(flow_id, self.shell.deployment.partitions), flow_id
 
     def check_member_id(
         self, flow_id: FlowId, execution_id: object, field: str = "execution_id"
     ) -> ExecutionId:
         """An execution id that can belong to the flow: both live in one partition."""
-        asked = self.shell.check_execution_id(execution_id, field)
+        member_id = self.shell.check_execution_id(execution_id, field)
         partition_key, _ = self.flow_key(flow_id)
-        if partition_of(asked) != partition_key:
+        if partition_of(member_id) != partition_key:
             raise errors.InvalidInput(
                 field,
                 f"is in another partition than flow {flow_id}, whose members are"
                 f" in {{fp:{partition_key}}}",
-                asked,
+                member_id,
             )
-        return asked
+        return member_id
 
     def check_ends(
         self, flow_id: FlowId, upstream_id: object, downstream_id: object
@@ -216,13 +256,11 @@ class FlowGroup(shell.Group):
         return flow
 
     async def lock_flow_or_none(self, tx: Transaction, flow_id: FlowId) -> FlowRecord | None:
-        key = self.flow_key(flow_id)
-        flow = await tx.lock_one(FlowRecord, key)
+        flow = await tx.lock_one(FlowRecord, self.flow_key(flow_id))
         return None if flow is None or forgotten(flow, await tx.now_ms()) else flow
 
     async def find_flow(self, reader: Reader, flow_id: FlowId) -> FlowRecord | None:
-        key = self.flow_key(flow_id)
-        flow = await reader.get_one(FlowRecord, key)
+        flow = await reader.get_one(FlowRecord, self.flow_key(flow_id))
         return None if flow is None or forgotten(flow, await reader.now_ms()) else flow
 
     def with_derived_state(self, flow: FlowRecord, now_ms: int) -> FlowRecord:
@@ -257,18 +295,23 @@ class FlowGroup(shell.Group):
             # Before any member is locked: cancelling locks in this order, too.
             await tx.save(also)
             also = NO_CHANGES
-            await enqueue_siblings(tx, sparing)
-        children = await self._load_and_release(tx, fired, new_inputs) if fired else NO_CHANGES
+            await tx.select(
+                "enqueue_siblings",
+                partition_keys=[group.partition_key for group in sparing],
+                downstream_ids=[uuid_of(group.downstream_id) for group in sparing],
+                reasons=[group.cancel_reason for group in sparing],
+                now_ms=await tx.now_ms(),
+            )
+            tx.hint(topics.MEMBER_CANCEL_TOPIC)
+        now_ms = await tx.now_ms()
+        children = NO_CHANGES
+        if fired:
+            inputs = await passed_to(tx, fired, new_inputs)
+            downstreams = await self._lock_downstreams(tx, fired, may_end=bool(inputs))
+            children = self.release_changes(fired, inputs, downstreams, now_ms)
         await tx.save(combine([also, children]))
-        topics.hint_about(tx, children, await tx.now_ms())
+        topics.hint_about(tx, children, now_ms)
         return children
-
-    async def _load_and_release(
-        self, tx: Transaction, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
-    ) -> Changes:
-        inputs = await passed_to(tx, fired, new_inputs)
-        subjects = await self._waiting(tx, fired, ending=bool(inputs))
-        return self.release_changes(fired, inputs, subjects, await tx.now_ms())
 
     def release_changes(
         self,
@@ -291,12 +334,12 @@ class FlowGroup(shell.Group):
             if group.downstream_id in subjects
         )
 
-    async def _waiting(
-        self, tx: Transaction, fired: Sequence[EdgeGroup], *, ending: bool
+    async def _lock_downstreams(
+        self, tx: Transaction, fired: Sequence[EdgeGroup], *, may_end: bool
     ) -> dict[ExecutionId, Subject]:
         """Lock downstreams; their attempts and grants too where one may end."""
         ids = [group.downstream_id for group in fired]
-        if ending or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
+        if may_end or any(group.group_state is GroupState.IMPOSSIBLE for group in fired):
             return await shell.lock_subjects(tx, ids)
-        found = await tx.lock(Execution, [shell.execution_key(each) for each in sorted(ids)])
-        return {each.execution_id: Subject(execution=each, attempt=None) for each in found.values()}
+        locked = await tx.lock(Execution, [shell.execution_key(each) for each in sorted(ids)])
+        return {e.execution_id: Subject(execution=e, attempt=None) for e in locked.values()}

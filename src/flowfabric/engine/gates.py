@@ -1,16 +1,17 @@
-"""Gates of routes: made known before the first execution that passes them, and asked by claims.
+"""Gates of routes: stored before the first execution that passes them, and locked by claims.
 
-A claim of limited work is one transaction: find routes with work and lock their gates; see, by a
-statement of its own, what is held of each; let the core share out what fits; claim that much, and
-count what started. Routes take turns: each claim goes on after the last route that it looked at.
+A claim of limited work is one transaction: find routes with work and lock their gates; count, by a
+statement of its own, the slots in use at each; let the core share out what fits; claim that much,
+and count what started. Routes take turns: each claim continues after the last route it looked at.
 
-Work without limits pays nothing for that: whether there is any under limits is remembered.
+Work without limits pays nothing for this: each process remembers whether any is under limits.
 """
 
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -32,8 +33,6 @@ from flowfabric.core.ids import (
     LaneId,
     LeaseId,
     Namespace,
-    QuotaPolicyId,
-    parse_namespace,
     uuids_from,
 )
 from flowfabric.core.records import Execution
@@ -44,31 +43,30 @@ from flowfabric.store.base import HintListener, Key, Parameter, Reader, Store, T
 from flowfabric.store.mapping import answers_of
 
 GATES_TOPIC = "gates"
-"""Limits have changed, or there are some where there were none."""
+"""Limits have changed, or the first ones exist."""
 HAVE_TRIES = 3
-"""How often a limit that others remove meanwhile is stored again."""
+"""How often to store a limit again that others remove meanwhile."""
 
 
 async def register(
     tx: Transaction, names: Collection[gates.GateName], limits: Collection[gates.DeclaredLimit] = ()
 ) -> None:
     """Add gates that are new. A limit has to exist, unless it is declared along with its use; a
-    budget may be used before."""
+    budget may be used before it is created."""
     if not names:
         return
     await declare(tx, sorted(limits, key=lambda each: each.quota_policy_id))
-    quotas = sorted({each.owner_id for each in names if each.owner_kind is gates.GateOwner.QUOTA})
-    known = await tx.get(gates.QuotaPolicy, [(each,) for each in quotas])
-    for each in quotas:
-        if (each,) not in known:
-            raise NotFound("quota_policy", each)
-    wanted = sorted(each.gate_id for each in names)
+    quotas = _owners(names, gates.GateOwner.QUOTA)
+    known = await tx.get(gates.QuotaPolicy, quotas)
+    for key in quotas:
+        if key not in known:
+            raise NotFound("quota_policy", str(key[0]))
+    gate_ids = sorted(each.gate_id for each in names)
     # Held until the routes that pass them exist: gates without routes are deleted.
-    there = set(await tx.select_as(GateId, "hold_gates", gate_ids=wanted))
-    new = [each for each in sorted(names) if each.gate_id not in there]
+    held = set(await tx.select_as(GateId, "hold_gates", gate_ids=gate_ids))
+    new = [each for each in sorted(names) if each.gate_id not in held]
     # A budget may be used up already; under its lock that cannot change.
-    owners = sorted({each.owner_id for each in new if each.owner_kind is gates.GateOwner.BUDGET})
-    budgets = await tx.lock(Budget, [(each,) for each in owners])
+    budgets = await tx.lock(Budget, _owners(new, gates.GateOwner.BUDGET))
     closed = {budget.budget_id for budget in budgets.values() if budget.closed}
     await tx.insert_new(
         [structs.replace(each.new(), closed=each.owner_id in closed) for each in new]
@@ -76,30 +74,29 @@ async def register(
     tx.hint(GATES_TOPIC)
 
 
-async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str, str]]) -> None:
-    """Have routes pass the budgets for their lane, kind or namespace.
+def _owners(names: Iterable[gates.GateName], kind: gates.GateOwner) -> list[Key]:
+    """The keys of the policies or budgets that gates belong to."""
+    return sorted({(each.owner_id,) for each in names if each.owner_kind is kind})
 
-    Each is given by its namespace, lane and kind.
-    """
-    found = sorted(routes.items())
+
+async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str, str]]) -> None:
+    """Have routes pass the budgets for their namespace, lane or kind, in this order."""
+    listed = sorted(routes.items())
     (limited,) = await tx.select_as(
         int,
         "attach_to_routes",
-        route_ids=[route_id for route_id, _ in found],
-        namespaces=[namespace for _, (namespace, _, _) in found],
-        lane_ids=[lane_id for _, (_, lane_id, _) in found],
-        kinds=[kind for _, (_, _, kind) in found],
-        names=[split_kind(kind)[0] for _, (_, _, kind) in found],
+        route_ids=[route_id for route_id, _ in listed],
+        namespaces=[namespace for _, (namespace, _, _) in listed],
+        lane_ids=[lane_id for _, (_, lane_id, _) in listed],
+        kinds=[kind for _, (_, _, kind) in listed],
+        names=[split_kind(kind)[0] for _, (_, _, kind) in listed],
     )
     if limited:
         tx.hint(GATES_TOPIC)
 
 
 async def attach_budget(tx: Transaction, budget: Budget) -> None:
-    """Have the routes of what a budget is for pass it: those that exist now.
-
-    Those that are added later pass it when they are.
-    """
+    """Have the existing routes in a budget's scope pass it; `attach_to_routes` adds later ones."""
     await tx.select("hold_namespace", namespace=reached_namespace(budget))
     await register(tx, [gates.GateName(gates.GateOwner.BUDGET, budget.budget_id)])
     await tx.select("attach_budget", budget_id=budget.budget_id)
@@ -118,41 +115,39 @@ async def turned(
         return []
     if not all(closed.values()):
         tx.hint(GATES_TOPIC)
-    found = await tx.lock(gates.Gate, [(gate_id,) for gate_id in sorted(closed)])
-    return [structs.replace(each, closed=closed[each.gate_id]) for each in found.values()]
+    locked = await tx.lock(gates.Gate, [(gate_id,) for gate_id in sorted(closed)])
+    return [structs.replace(each, closed=closed[each.gate_id]) for each in locked.values()]
 
 
 async def declare(
     tx: Transaction, limits: Sequence[gates.DeclaredLimit]
 ) -> list[gates.QuotaPolicy]:
-    """Have what a program declares count, unless another value was set at run time."""
+    """Apply what a program declares, unless another value was set at run time."""
     if not limits:
         return []
     now_ms = await tx.now_ms()
-    asked = [_as_declared(each, now_ms) for each in limits]
-    keys = sorted({(each.quota_policy_id,) for each in asked})
-    known = await tx.get(gates.QuotaPolicy, keys)
-    after = [gates.declared(known.get((each.quota_policy_id,)), each) for each in asked]
-    if all(known.get((each.quota_policy_id,)) == each for each in after):
-        return after
-    for each in asked:
-        if (each.quota_policy_id,) not in known:
-            await check_name_free(tx, each)
-    locked = await have_policies(tx, asked)
-    after = [gates.declared(locked[(each.quota_policy_id,)], each) for each in asked]
-    await save_policies(tx, {each.quota_policy_id: each for each in after}, locked)
-    return after
+    wanted = {(each.quota_policy_id,): each.policy(now_ms) for each in limits}
+    known = await tx.get(gates.QuotaPolicy, sorted(wanted))
+    after = {key: gates.declared(known.get(key), each) for key, each in wanted.items()}
+    if after != known:
+        for key, each in wanted.items():
+            if key not in known:
+                await check_name_free(tx, each)
+        locked = await have_policies(tx, list(wanted.values()))
+        after = {key: gates.declared(locked[key], each) for key, each in wanted.items()}
+        await save_policies(tx, locked, list(after.values()))
+    return [after[(each.quota_policy_id,)] for each in limits]
 
 
 async def have_policies(
     tx: Transaction, wanted: Sequence[gates.QuotaPolicy]
 ) -> Mapping[Key, gates.QuotaPolicy]:
-    """The policies of these ids, locked; those that do not exist are stored as they are given."""
-    asked = {(each.quota_policy_id,): each for each in wanted}
+    """Lock the policies with these ids; those that do not exist are stored first."""
+    new = {(each.quota_policy_id,): each for each in wanted}
     for _ in range(HAVE_TRIES):
-        await tx.insert_new(list(asked.values()))
-        locked = await tx.lock(gates.QuotaPolicy, sorted(asked))
-        missing = [each for key, each in asked.items() if key not in locked]
+        await tx.insert_new(list(new.values()))
+        locked = await tx.lock(gates.QuotaPolicy, sorted(new))
+        missing = [each for key, each in new.items() if key not in locked]
         if not missing:
             return locked
         # Another process took the name just now, or has removed the policy.
@@ -163,10 +158,10 @@ async def have_policies(
 
 async def check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:
     """Raise `Conflict` if another policy of the namespace has the name."""
-    found = await tx.select_as(
+    same_name = await tx.select_as(
         str, "quota_policy_id_by_name", namespace=policy.namespace, called=policy.name
     )
-    for quota_policy_id in found:
+    for quota_policy_id in same_name:
         if quota_policy_id != policy.quota_policy_id:
             raise Conflict(
                 f"quota policy {policy.name!r} exists already in namespace {policy.namespace!r},"
@@ -174,27 +169,16 @@ async def check_name_free(tx: Transaction, policy: gates.QuotaPolicy) -> None:
             )
 
 
-def _as_declared(limit: gates.DeclaredLimit, now_ms: int) -> gates.QuotaPolicy:
-    return gates.new_policy(
-        limit.quota_policy_id,
-        parse_namespace(limit.namespace),
-        limit.name,
-        limit.spec,
-        gates.LimitSource.CODE,
-        now_ms,
-    )
-
-
 async def save_policies(
     tx: Transaction,
-    policies: Mapping[QuotaPolicyId, gates.QuotaPolicy],
     before: Mapping[Key, gates.QuotaPolicy],
+    after: Sequence[gates.QuotaPolicy],
 ) -> None:
     """Write what changed. Windows that were full may have room now, or other claims may."""
-    await tx.save(Changes(updates=tuple(policies.values())))
-    for policy_id, policy in policies.items():
-        if before[(policy_id,)].spec != policy.spec:
-            await tx.select("open_gates", owner_id=policy_id)
+    await tx.save(Changes(updates=tuple(after)))
+    for policy in after:
+        if before[(policy.quota_policy_id,)].spec != policy.spec:
+            await tx.select("open_gates", owner_id=policy.quota_policy_id)
             tx.hint(GATES_TOPIC)
 
 
@@ -226,7 +210,7 @@ class GateRow(Struct, frozen=True, kw_only=True):
     keeps: bool
     has_policy: bool
     counted: bool
-    """Or else nothing is: there is no cap, or there are slots to spare."""
+    """Whether the slots in use were counted: there is a cap, and no slot is known to be spare."""
     has_many_routes: bool
     in_use: int
     now_ms: int
@@ -234,19 +218,8 @@ class GateRow(Struct, frozen=True, kw_only=True):
     @property
     def state(self) -> gates.GateState:
         return gates.GateState(
-            gate=gates.Gate(
-                gate_id=self.gate_id,
-                owner_kind=self.owner_kind,
-                owner_id=self.owner_id,
-                gate_key=self.gate_key,
-                starts=self.starts,
-                opens_at_ms=self.opens_at_ms,
-                closed=self.closed,
-                spare=self.spare,
-            ),
-            limits=gates.Limits(
-                window_ms=self.window_ms, rate=self.rate, cap=self.cap, keeps=self.keeps
-            ),
+            gate=msgspec.convert(self, gates.Gate, from_attributes=True),
+            limits=msgspec.convert(self, gates.Limits, from_attributes=True),
             in_use=self.in_use if self.counted or self.spare is None else self.cap - self.spare,
             is_costly=self.spare is not None
             or self.has_many_routes
@@ -261,7 +234,7 @@ async def load(
     always: bool = False,
     counted_max: int | None = None,
 ) -> list[GateRow]:
-    """Gates as they are now. What is held is counted where it is limited, or `always`."""
+    """Gates as they are now. Slots in use are counted where they are limited, or `always`."""
     if not gate_ids:
         return []
     return await reader.select_as(
@@ -301,22 +274,21 @@ async def gate_facts(
     owners = sorted({(each.owner_id,) for each in loaded})
     policies = await reader.get(gates.QuotaPolicy, owners)
     budgets = await reader.get(Budget, owners)
-    known = {
-        each.gate_id: gates.GateFacts(
+    facts: dict[GateId, gates.GateFacts] = {}
+    until_ms: dict[GateId, float] = {}
+    for row in loaded:
+        policy, budget = policies.get((row.owner_id,)), budgets.get((row.owner_id,))
+        facts[row.gate_id] = gates.GateFacts(
             limit=None if policy is None else policy.name,
-            budget="" if budget is None else _described(budget, each.now_ms),
-            state=each.state,
+            budget="" if budget is None else _described(budget, row.now_ms),
+            state=row.state,
         )
-        for each in loaded
-        for policy in (policies.get((each.owner_id,)),)
-        for budget in (budgets.get((each.owner_id,)),)
-    }
-    until_ms = {each.gate_id: known[each.gate_id].holds_until_ms(each.now_ms) for each in loaded}
-    found: dict[int, list[gates.GateFacts]] = {}
+        until_ms[row.gate_id] = facts[row.gate_id].holds_until_ms(row.now_ms)
+    by_route: dict[int, list[gates.GateFacts]] = {}
     for each in sorted(passed, key=lambda each: -until_ms.get(each.gate_id, 0)):
-        if each.gate_id in known:
-            found.setdefault(each.route_id, []).append(known[each.gate_id])
-    return found
+        if each.gate_id in facts:
+            by_route.setdefault(each.route_id, []).append(facts[each.gate_id])
+    return by_route
 
 
 def _described(budget: Budget, now_ms: int) -> str:
@@ -344,28 +316,28 @@ async def held_up(reader: Reader, executions: Sequence[Execution]) -> list[Execu
 ASK_AGAIN_S: Final = 1.0
 """How long a process assumes that there is no new limited work before it asks."""
 ASK_AGAIN_MAX_S: Final = 60.0
-"""The same for one that found none when it last asked: a hint announces the first."""
+"""The same for a process that found none when it last asked: a hint announces the first."""
 STEPS_MAX: Final = 1_000
 """Routes one claim looks at."""
 ROUNDS_MAX: Final = 4
-"""How often one claim looks again where less was ready than fitted, or others were at a gate."""
+"""How often one claim looks again if less was ready than fitted, or others held a gate."""
 ROUTES_MIN: Final = 16
-"""Routes one round locks the gates of, if that many have work, however little is asked for."""
+"""One round locks the gates of this many routes, if they have work, however small the claim."""
 LONG_SEARCH: Final = 100
 QUIET_FACTOR: Final = 10
 """After a search through `LONG_SEARCH` routes found nothing, wait this many times as long."""
 REMEMBERED_MAX: Final = 100_000
 COUNTED_EACH_TIME_MAX: Final = 1_000
-"""What a limit that keeps slots counts for each claim; where it is more it remembers what it has to
-spare."""
+"""Up to this many slots, a limit that keeps slots counts them for each claim; above it, the gate
+remembers how many are spare."""
 
 gated_routes: Final[set[int]] = set()
-"""Routes under limits that this process has claimed from: when what runs on them is let go of,
+"""Routes under limits that this process has claimed from: when an execution of theirs is released,
 others may fit. Only hints follow from it, so it need not tell databases apart."""
 
 
 class ClaimQuery(Struct, frozen=True, kw_only=True):
-    """What a worker can run."""
+    """The executions that a worker can run."""
 
     namespace: Namespace | None
     """None: every namespace."""
@@ -376,16 +348,12 @@ class ClaimQuery(Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """As a statement takes them, without the kinds."""
-        return {
-            "namespace": self.namespace,
-            "lanes": self.lanes,
-            "capabilities": self.capabilities,
-        }
+        """As statements take them."""
+        return structs.asdict(self)
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
-    """Who claims, and for how long."""
+    """The worker that claims, and for how long."""
 
     worker_id: str
     worker_instance_id: str
@@ -405,7 +373,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
 class ClaimRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     """A row of `claim_ready`, by its columns in their order.
 
-    Of a first attempt that has no deadline and is in no flow, a store may leave out the last ones.
+    A store may leave out the last ones for a first attempt without a deadline and a flow.
     """
 
     payload: bytes
@@ -427,9 +395,10 @@ class ClaimRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True):
     lease_epoch: int = 1
     attempt_index: int = 0
     attempt_id: AttemptId | None = None
-    """None stands for the id of the lease that it begins under."""
+    """None stands for the id of the lease under which it begins."""
     attempt_type: AttemptType = AttemptType.INITIAL
     retry_count: int = 0
+    worker_deaths: int | None = None
     progress: str | None = None
 
 
@@ -456,17 +425,31 @@ class FoundRow(Struct, frozen=True, kw_only=True):
         )
 
 
-async def find_routes(tx: Transaction, query: ClaimQuery, after: int, limit: int) -> list[FoundRow]:
-    """Routes with limited work for a worker, after one of them; the last row has none."""
-    return await tx.select_as(
+class Search(Struct, frozen=True, kw_only=True):
+    """Routes with limited work for a worker, and their gates."""
+
+    routes: list[gates.WaitingRoute]
+    loaded: list[GateRow]
+    end: FoundRow
+    """How far the search went."""
+
+    @property
+    def states(self) -> dict[GateId, gates.GateState]:
+        return {each.gate_id: each.state for each in self.loaded}
+
+
+async def search_routes(tx: Transaction, query: ClaimQuery, after: int, limit: int) -> Search:
+    """Find routes with limited work for a worker, after one of them; lock and load their gates."""
+    *found, end = await tx.select_as(
         FoundRow,
         "find_gated_routes",
         **query.parameters,
-        kinds=query.kinds,
         after=after,
         limit=limit,
         steps_max=STEPS_MAX,
     )
+    loaded = await load(tx, _ids(end.gate_ids), counted_max=end.cap_max)
+    return Search(routes=[each.route for each in found], loaded=loaded, end=end)
 
 
 class Round(Struct, frozen=True, kw_only=True):
@@ -482,14 +465,14 @@ class Round(Struct, frozen=True, kw_only=True):
 class Known(Struct, kw_only=True):
     """What a process remembers of the work that a worker could do."""
 
-    is_there: bool = False
-    """Whether any is under limits."""
+    is_limited: bool = False
+    """Whether any of it is under limits."""
     asked_at_s: float | None = None
     after: int = 0
     """The route that was looked at last."""
     quiet_until_s: float = 0.0
     freed_at_s: float | None = None
-    """When it was asked last for what was kept back until a worker like this one comes."""
+    """When it last looked for work kept back until a worker like this one comes."""
 
 
 class GatedClaims:
@@ -501,7 +484,7 @@ class GatedClaims:
         self._hints: HintListener | None = None
         self._leases: dict[LeaseId, None] = {}
         self.again_in_s: float | None = None
-        """After which time the last claim may find more, as far as it knows."""
+        """The time after which the last claim may find more, as far as it knows."""
 
     async def serves(self, query: ClaimQuery) -> bool:
         """Whether there is limited work that a worker could do."""
@@ -509,27 +492,24 @@ class GatedClaims:
             self._hints = self._store.hints([GATES_TOPIC])
         if self._hints.take():
             self._known.clear()
-        known = self._known.get(query)
-        if known is None:
-            if len(self._known) >= REMEMBERED_MAX:
-                self._known.clear()
-            known = self._known[query] = Known()
-        now_s = time.monotonic()
-        is_told = self._store.hints_are_live and not known.is_there
-        again_s = ASK_AGAIN_MAX_S if is_told else ASK_AGAIN_S
+        if query not in self._known and len(self._known) >= REMEMBERED_MAX:
+            self._known.clear()
+        known, now_s = self._known.setdefault(query, Known()), time.monotonic()
+        awaits_hint = self._store.hints_are_live and not known.is_limited
+        again_s = ASK_AGAIN_MAX_S if awaits_hint else ASK_AGAIN_S
         if known.asked_at_s is None or now_s - known.asked_at_s > again_s:
-            (known.is_there,) = await self._store.read(
+            (known.is_limited,) = await self._store.read(
                 lambda reader: reader.select_as(
                     bool, "has_gated", lanes=query.lanes, kinds=query.kinds
                 )
             )
             known.asked_at_s = now_s
-        return known.is_there
+        return known.is_limited
 
     def may_be_kept_back(self, query: ClaimQuery) -> bool:
-        """Whether to look, now, for work that was kept back until a worker like this one comes.
+        """Whether it is time to look for work kept back until a worker like this one comes.
 
-        Claims keep nothing back that any worker can run.
+        Work that any worker can run is never kept back by claims.
         """
         if not query.capabilities:
             return False
@@ -549,8 +529,9 @@ class GatedClaims:
             return []
         claimed: list[ClaimRow] = []
         for _ in range(ROUNDS_MAX):
-            after, left = known.after, limit - len(claimed)
-            made = await self._store.transact(_Claiming(query, request, left, after).run)
+            left = limit - len(claimed)
+            claim_round = partial(_claim_round, query, request, known.after, left)
+            made = await self._store.transact(claim_round)
             claimed += made.rows
             known.after = made.looked_at or 0
             if len(claimed) >= limit or (made.looked_at is None and not made.rows):
@@ -560,14 +541,10 @@ class GatedClaims:
         if not claimed and made.steps >= LONG_SEARCH:
             took_s = time.monotonic() - began_s
             known.quiet_until_s = began_s + took_s * QUIET_FACTOR
-        self._remember(claimed)
-        return claimed
-
-    def _remember(self, claimed: Sequence[ClaimRow]) -> None:
         if len(self._leases) > REMEMBERED_MAX:
             self._leases.clear()
-        for row in claimed:
-            self._leases[row.lease_id] = None
+        self._leases.update(dict.fromkeys(row.lease_id for row in claimed))
+        return claimed
 
     def lanes_released(self, handles: Sequence[Handle]) -> set[LaneId]:
         """Lanes whose work may wait for a slot that one of these leases held until now."""
@@ -576,65 +553,50 @@ class GatedClaims:
         return {each.lane_id for each in handles if self._leases.pop(each.lease_id, self) is None}
 
 
-class _Claiming:
-    """One transaction that claims limited work."""
-
-    def __init__(self, query: ClaimQuery, request: ClaimRequest, limit: int, after: int) -> None:
-        self._query = query
-        self._request = request
-        self._limit = limit
-        self._after = after
-
-    async def run(self, tx: Transaction) -> Round:
-        routes_max = max(self._limit, ROUTES_MIN)
-        *found, last = await find_routes(tx, self._query, self._after, routes_max)
-        if not found and self._after:
-            # There is none after the last: begin again with the first.
-            *found, last = await find_routes(tx, self._query, 0, routes_max)
-        routes = [each.route for each in found]
-        loaded = await load(tx, _ids(last.gate_ids), counted_max=last.cap_max)
-        now_ms = loaded[0].now_ms if loaded else await tx.now_ms()
-        states = {each.gate_id: each.state for each in loaded}
-        allowed = gates.allot(routes, states, self._limit, now_ms)
-        claimed = await self._take(tx, allowed) if allowed else []
-        await self._count(tx, {each.route_id: each for each in routes}, states, claimed)
-        opens_at_ms = gates.next_opening_ms(states.values(), now_ms) or last.opens_at_ms
-        return Round(
-            rows=claimed,
-            looked_at=last.looked_at,
-            steps=last.steps or 0,
-            opens_in_ms=None if opens_at_ms is None else max(0, opens_at_ms - now_ms),
-        )
-
-    async def _take(self, tx: Transaction, allowed: Sequence[gates.Allowance]) -> list[ClaimRow]:
-        gated_routes.update(each.route_id for each in allowed)
-        rows = await tx.select(
-            "claim_ready",
-            **self._query.parameters,
-            **self._request.parameters(self._limit),
-            kinds=(),
-            allowed=msgspec.json.encode(allowed).decode(),
-        )
-        return answers_of(ClaimRow, rows)
-
-    async def _count(
-        self,
-        tx: Transaction,
-        routes: Mapping[int, gates.WaitingRoute],
-        states: Mapping[GateId, gates.GateState],
-        claimed: Sequence[ClaimRow],
-    ) -> None:
-        """Count what has started, at the time it did."""
-        if not claimed or not any(state.limits.remembers for state in states.values()):
-            return
-        started = Counter(
-            gate_id
-            for row in claimed
-            if row.kind is not HandleKind.RESUMED
-            for gate_id in routes[row.route_id].gate_ids
-        )
-        at_ms = claimed[0].lease_expires_at_ms - self._request.lease_ttl_ms
+async def _claim_round(
+    query: ClaimQuery, request: ClaimRequest, after: int, limit: int, tx: Transaction
+) -> Round:
+    """Claim limited work in one transaction, from the routes after one of them."""
+    routes_max = max(limit, ROUTES_MIN)
+    search = await search_routes(tx, query, after, routes_max)
+    if not search.routes and after:
+        # There is none after the last: begin again with the first.
+        search = await search_routes(tx, query, 0, routes_max)
+    now_ms = search.loaded[0].now_ms if search.loaded else await tx.now_ms()
+    states = search.states
+    allowed = gates.allot(search.routes, states, limit, now_ms)
+    claimed = await _take(tx, query, request, allowed, limit) if allowed else []
+    if claimed:
+        gate_ids = {each.route_id: each.gate_ids for each in search.routes}
+        starting = [row.route_id for row in claimed if row.kind is not HandleKind.RESUMED]
+        started = Counter(gate_id for route_id in starting for gate_id in gate_ids[route_id])
+        # They count at the time they started.
+        at_ms = claimed[0].lease_expires_at_ms - request.lease_ttl_ms
         await count_starts(tx, states, started, at_ms)
+    opens_at_ms = gates.next_opening_ms(states.values(), now_ms) or search.end.opens_at_ms
+    return Round(
+        rows=claimed,
+        looked_at=search.end.looked_at,
+        steps=search.end.steps or 0,
+        opens_in_ms=None if opens_at_ms is None else max(0, opens_at_ms - now_ms),
+    )
+
+
+async def _take(
+    tx: Transaction,
+    query: ClaimQuery,
+    request: ClaimRequest,
+    allowed: Sequence[gates.Allowance],
+    limit: int,
+) -> list[ClaimRow]:
+    gated_routes.update(each.route_id for each in allowed)
+    rows = await tx.select(
+        "claim_ready",
+        **query.parameters | {"kinds": ()},
+        **request.parameters(limit),
+        allowed=msgspec.json.encode(allowed).decode(),
+    )
+    return answers_of(ClaimRow, rows)
 
 
 async def count_starts(
@@ -643,7 +605,7 @@ async def count_starts(
     started: Mapping[GateId, int],
     now_ms: int,
 ) -> None:
-    """Have gates under lock remember as many starts, and what they have to spare."""
+    """Have locked gates remember these starts, and how many slots they have to spare."""
     after = [
         (state, state.after(started.get(gate_id, 0), now_ms))
         for gate_id, state in sorted(states.items())

@@ -4,6 +4,8 @@ A lane's state is looked at when work is created and when it is claimed; the exe
 it stay untouched, so pausing a million of them costs one row.
 """
 
+from typing import Final
+
 from msgspec import Struct, structs
 
 from flowfabric.core.bounds import PAGE_MAX
@@ -36,6 +38,13 @@ class LaneCounts(Struct, frozen=True, kw_only=True):
     """It waits for other executions, a limit, a grant or an operator."""
 
 
+COUNTED_AS: Final = {
+    PublicState.ACTIVE: "running",
+    PublicState.DELAYED: "delayed",
+    PublicState.SUSPENDED: "suspended",
+}
+
+
 class LaneCount(Struct, frozen=True, kw_only=True):
     """A row of `count_by_lane`."""
 
@@ -46,17 +55,7 @@ class LaneCount(Struct, frozen=True, kw_only=True):
 
     @property
     def counted_as(self) -> str:
-        if self.ready:
-            return "ready"
-        match self.public_state:
-            case PublicState.ACTIVE:
-                return "running"
-            case PublicState.DELAYED:
-                return "delayed"
-            case PublicState.SUSPENDED:
-                return "suspended"
-            case _:
-                return "held"
+        return "ready" if self.ready else COUNTED_AS.get(self.public_state, "held")
 
 
 class Lanes(shell.Group):

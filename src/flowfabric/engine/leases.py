@@ -41,6 +41,7 @@ from flowfabric.core.leases import (
     compare_fence,
     decide_hold,
     decide_renew,
+    on_last_chance,
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed, Renewed
@@ -51,8 +52,8 @@ from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, Claim
 from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.shell import Shell
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
-from flowfabric.store.base import Transaction, drive
-from flowfabric.store.joining import OnConnection
+from flowfabric.store.base import Reader, Transaction, drive
+from flowfabric.store.caller_connections import OnConnection
 from flowfabric.store.mapping import answers_of
 
 LEASE_TTL_MS = 30_000
@@ -90,7 +91,7 @@ class LoneMembers:
             self._counts.clear()
 
     def end(self, lease_id: LeaseId) -> FlowId | None:
-        """Forget a lease; its flow, if it was the only one there and nobody has been in its way."""
+        """Forget a lease. Return its flow if it was the only one of that flow, uncontended."""
         flow_id = self._flows.pop(lease_id, None)
         if flow_id is None:
             return None
@@ -316,7 +317,7 @@ class Leases(shell.Group):
         if await self.gated.serves(query):
             leases = await self._claim_both(query, request, limit)
         else:
-            leases = await self._claim_free(query, request, limit)
+            leases = await self._claim_unlimited(query, request, limit)
         if (
             not leases
             and self.gated.may_be_kept_back(query)
@@ -327,18 +328,35 @@ class Leases(shell.Group):
             self.store.hint(topics.DUE_TOPIC)
         self.lone_members.note(leases)
         instance_id = worker.worker_instance_id
-        claimed = [self._read_claim(lease, instance_id, lease_ttl_ms) for lease in leases]
+        last = await self._on_last_chance(leases)
+        claimed = [
+            self._read_claim(lease, instance_id, lease_ttl_ms, last_chance=lease.lease_id in last)
+            for lease in leases
+        ]
         return list(await self.shell.values.through_all(claimed, self._shown))
 
-    async def _claim_free(
+    async def _on_last_chance(self, leases: Sequence[ClaimRow]) -> set[LeaseId]:
+        """Those that the next death of a worker fails. Hardly ever is there any to look at."""
+        suspects = {
+            shell.execution_key(make_execution_id(each.partition_key, each.execution_id)): each
+            for each in leases
+            if each.worker_deaths
+        }
+        if not suspects:
+            return set()
+
+        async def body(tx: Reader) -> set[LeaseId]:
+            found = await tx.get(Execution, list(suspects))
+            return {suspects[key].lease_id for key, each in found.items() if on_last_chance(each)}
+
+        return await self.store.read(body)
+
+    async def _claim_unlimited(
         self, query: ClaimQuery, request: ClaimRequest, limit: int
     ) -> list[ClaimRow]:
         """Claim what no limit holds up."""
         rows = await self.store.execute_alone(
-            "claim_free",
-            **query.parameters,
-            **request.parameters(limit),
-            kinds=query.kinds,
+            "claim_free", **query.parameters, **request.parameters(limit)
         )
         return answers_of(ClaimRow, rows)
 
@@ -348,13 +366,13 @@ class Leases(shell.Group):
         """Claim what is under limits and what is not, in turns: the other gets what one leaves."""
         self._gated_first = not self._gated_first
         if not self._gated_first:
-            rows = await self._claim_free(query, request, limit)
+            rows = await self._claim_unlimited(query, request, limit)
             if len(rows) < limit:
                 rows += await self.gated.claim(query, request, limit - len(rows))
             return rows
         rows = await self.gated.claim(query, request, limit)
         if len(rows) < limit:
-            rows += await self._claim_free(query, request, limit - len(rows))
+            rows += await self._claim_unlimited(query, request, limit - len(rows))
         return rows
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
@@ -377,7 +395,7 @@ class Leases(shell.Group):
         opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
         if lock_wait_ms != 0:
-            return await self.shell.decide_rest(
+            return await self.shell.decide_remaining(
                 opened, sure, _handle_ask, lock_wait_ms=lock_wait_ms
             )
         rest = {
@@ -457,7 +475,7 @@ class Leases(shell.Group):
         return await self.shell.decide(ask)
 
     async def claimed(self, granted: Granted, lease_ttl_ms: int) -> Claimed:
-        """What the core granted, told like a row of the statement that stands in for it."""
+        """What the core granted, read as if it were a row of the claim statement."""
         execution, attempt = granted.execution, granted.attempt
         assert execution.worker_instance_id is not None
         payload, encoding = execution.taken_payload
@@ -472,14 +490,24 @@ class Leases(shell.Group):
             "attempt_type": attempt.attempt_type,
         }
         row = msgspec.convert([fields.get(name) for name in ClaimRow.__struct_fields__], ClaimRow)
-        claimed = self._read_claim(row, execution.worker_instance_id, lease_ttl_ms)
+        claimed = self._read_claim(
+            row,
+            execution.worker_instance_id,
+            lease_ttl_ms,
+            last_chance=on_last_chance(execution),
+        )
         return await self.shell.values.through(claimed, self._shown)
 
     def _shown(self, claimed: Claimed) -> Claimed:
         return structs.replace(claimed, payload=self.shell.values.show(claimed.payload))
 
     def _read_claim(
-        self, row: ClaimRow, worker_instance_id: WorkerInstanceId, lease_ttl_ms: int
+        self,
+        row: ClaimRow,
+        worker_instance_id: WorkerInstanceId,
+        lease_ttl_ms: int,
+        *,
+        last_chance: bool,
     ) -> Claimed:
         handle = Handle(
             backend_tag=self.store.backend_tag,
@@ -509,6 +537,7 @@ class Leases(shell.Group):
             attempt_deadline_ms=row.attempt_deadline_ms,
             # What went through a codec has to be read one by one.
             progress=None if self.shell.values.coded else row.progress,
+            last_chance=last_chance,
         )
 
     # Keeping a lease inside the caller's own database transaction

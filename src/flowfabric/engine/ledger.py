@@ -3,16 +3,17 @@
 The requests of a batch are decided one after the other under the locks of the budgets they
 name, and written together. Concurrent reports of one process cost one transaction.
 
-A reservation counts as long as its attempt's lease is live. The row's sum of reservations may
-still hold some whose attempts have ended; nothing is refused because of those: before it
-refuses, a batch looks for them and frees them.
+A reservation counts as long as its attempt's lease is live. A budget's sum of reservations may
+still include some whose attempts have ended; they refuse nothing: before a batch refuses a request,
+it looks for them and frees them.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct, structs
 
+from flowfabric.core import budget_terms as terms
 from flowfabric.core import budgets as rules
 from flowfabric.core import ids
 from flowfabric.core.budget_events import budget_events
@@ -29,13 +30,14 @@ from flowfabric.core.budgets import (
     UsageAlreadyApplied,
     UsageCounted,
 )
+from flowfabric.core.checks import check_bool, check_text
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import NO_CHANGES, Changes
+from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from flowfabric.engine import gates
-from flowfabric.engine.shell import execution_key, id_columns
+from flowfabric.engine.shell import Shell, execution_key, id_columns
 from flowfabric.engine.topics import DUE_TOPIC, EVENT_TOPIC
-from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound
+from flowfabric.errors import FlowFabricError, InvalidInput, LeaseExpired, NotFound
 from flowfabric.store.base import Key, Transaction
 
 R = TypeVar("R", bound=Record)
@@ -81,7 +83,7 @@ class Reservation(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Settlement(Struct, frozen=True, kw_only=True, tag=True):
-    """What was used in place of what was reserved."""
+    """Usage in place of what was reserved."""
 
     budget_id: str
     reservation_id: str
@@ -111,36 +113,136 @@ class BudgetEntry(Struct, frozen=True, kw_only=True):
     def budget_id(self) -> ids.BudgetId:
         return self.budget.budget_id
 
+    @property
+    def execution(self) -> ids.ExecutionId:
+        """The execution of a request that needs one."""
+        assert self.execution_id is not None
+        return self.execution_id
+
+    @property
+    def lease(self) -> ids.LeaseId:
+        """The lease of an attempt that reserves or settles."""
+        assert self.lease_id is not None
+        return self.lease_id
+
+    @property
+    def is_by_holder(self) -> bool:
+        """Whether an attempt settles what it has reserved."""
+        return self.verb == "settle" and self.lease_id is not None
+
+    @property
+    def report_key(self) -> Key:
+        return (self.budget_id, self.verb != "report", str(self.key))
+
+    @property
+    def spend_key(self) -> Key:
+        return (self.budget_id, *execution_key(self.execution))
+
+    @property
+    def hold_key(self) -> Key:
+        return (self.budget_id, str(self.key))
+
 
 BudgetRequest = Usage | Spend | Reservation | Settlement
 BudgetOutcome = UsageCounted | SoftBreach | HardBreach | UsageAlreadyApplied | Reserved
 
 
+def check_request(shell: Shell, request: object) -> BudgetEntry:
+    match request:
+        case Usage():
+            handle = None if request.handle is None else shell.verify_handle(request.handle)
+            return BudgetEntry(
+                verb="report",
+                budget=blank_budget(request.budget_id, request.namespace),
+                amounts=terms.check_amounts("amounts", request.amounts),
+                key=terms.check_dedup_key("dedup_key", request.dedup_key),
+                execution_id=None if handle is None else handle.execution_id,
+                require_declared=check_bool("require_declared", request.require_declared),
+                handle=handle,
+            )
+        case Spend():
+            key = terms.check_dedup_key("idempotency_key", request.idempotency_key)
+            if key is None:
+                raise InvalidInput("idempotency_key", "must not be empty")
+            return BudgetEntry(
+                verb="report",
+                budget=blank_budget(request.budget_id, request.namespace),
+                amounts=terms.check_amounts("deltas", request.deltas),
+                key=key,
+                execution_id=shell.check_execution_id(request.execution_id),
+                spends=True,
+            )
+        case Reservation():
+            handle = shell.open_handle(request.handle)
+            return BudgetEntry(
+                verb="reserve",
+                budget=blank_budget(request.budget_id, request.namespace),
+                amounts=terms.check_amounts("amounts", request.amounts),
+                key=_check_reservation_id(request.reservation_id),
+                execution_id=handle.execution_id,
+                lease_id=handle.lease_id,
+                handle=None if request.waits else handle,
+                waits=check_bool("waits", request.waits),
+            )
+        case Settlement():
+            handle = None if request.handle is None else shell.verify_handle(request.handle)
+            return BudgetEntry(
+                verb="settle",
+                budget=blank_budget(request.budget_id, request.namespace),
+                amounts=terms.check_amounts("used", request.used),
+                key=_check_reservation_id(request.reservation_id),
+                execution_id=None if handle is None else handle.execution_id,
+                lease_id=None if handle is None else handle.lease_id,
+                handle=handle,
+            )
+        case _:
+            problem = "must be Usage, Spend, Reservation or Settlement"
+            raise InvalidInput("requests", problem, request)
+
+
+def blank_budget(budget_id: object, namespace: object) -> Budget:
+    """A budget to which usage is reported before it is created."""
+    owner = ids.parse_namespace(namespace)
+    return Budget(
+        budget_id=ids.named_budget_id(budget_id, owner),
+        namespace=owner,
+        name=str(budget_id),
+        declared=False,
+        created_at_ms=0,
+        updated_at_ms=0,
+    )
+
+
+def _check_reservation_id(value: object) -> str:
+    return check_text("reservation_id", value, bytes_max=terms.DEDUP_KEY_BYTES_MAX, empty=False)
+
+
 # A batch --------------------------------------------------------------------
 
 
-class Rows:
+class Rows(Generic[R]):
     """Rows of one table that a batch has loaded under the lock of their budgets, and changes."""
 
-    def __init__(self) -> None:
-        self.stored: dict[Key, Record] = {}
-        self.current: dict[Key, Record] = {}
+    def __init__(self, record: type[R]) -> None:
+        self._record = record
+        self.stored: dict[Key, R] = {}
+        self.current: dict[Key, R] = {}
 
-    async def load(self, tx: Transaction, record: type[R], keys: Sequence[Key]) -> None:
-        if keys:
-            found = await tx.get(record, sorted(set(keys), key=str))
-            self.stored.update(found)
-            self.current.update(found)
+    async def load(self, tx: Transaction, keys: Iterable[Key]) -> None:
+        wanted = sorted(set(keys), key=str)
+        if wanted:
+            self.stored = await tx.get(self._record, wanted)
+            self.current = dict(self.stored)
 
     def changes(self) -> Changes:
-        new = [each for key, each in self.current.items() if key not in self.stored]
-        kept = [
-            each
-            for key, each in self.current.items()
-            if key in self.stored and each != self.stored[key]
-        ]
-        gone = [each for key, each in self.stored.items() if key not in self.current]
-        return Changes(inserts=tuple(new), updates=tuple(kept), deletes=tuple(gone))
+        stored, current = self.stored, self.current
+        return Changes(
+            inserts=tuple(each for key, each in current.items() if key not in stored),
+            updates=tuple(
+                each for key, each in current.items() if key in stored and each != stored[key]
+            ),
+            deletes=tuple(each for key, each in stored.items() if key not in current),
+        )
 
 
 class Ledger:
@@ -150,7 +252,9 @@ class Ledger:
         self._entries = entries
         self.accounts: dict[ids.BudgetId, Account] = {}
         self._before: dict[ids.BudgetId, Budget] = {}
-        self._reports, self._spends, self._reservations = Rows(), Rows(), Rows()
+        self._reports = Rows(BudgetReport)
+        self._spends = Rows(BudgetSpend)
+        self._reservations = Rows(BudgetReservation)
         self._live: set[str] = set()
         self._freed: set[ids.BudgetId] = set()
         self._now_ms = 0
@@ -167,28 +271,26 @@ class Ledger:
         return outcomes
 
     async def _lock(self, tx: Transaction) -> None:
-        budgets = await lock_or_add(tx, {each.budget_id: each.budget for each in self._entries})
+        budgets = await _lock_or_add(tx, {each.budget_id: each.budget for each in self._entries})
         self._before = budgets
         self.accounts = {budget_id: rules.opened(each) for budget_id, each in budgets.items()}
         self._now_ms = await tx.now_ms()
         keyed = [each for each in self._entries if each.key is not None]
-        reports = [report_key(each) for each in keyed]
-        reports += [report_key(_by_itself(each)) for each in keyed if _is_by_holder(each)]
-        await self._reports.load(tx, BudgetReport, reports)
-        spending = [spend_key(each) for each in self._entries if each.spends]
-        await self._spends.load(tx, BudgetSpend, spending)
+        beside = [_beside_successor(each) for each in keyed if each.is_by_holder]
+        await self._reports.load(tx, [each.report_key for each in (*keyed, *beside)])
+        await self._spends.load(tx, [each.spend_key for each in self._entries if each.spends])
         holding = [each for each in keyed if each.verb != "report"]
-        await self._reservations.load(tx, BudgetReservation, [hold_key(each) for each in holding])
+        await self._reservations.load(tx, [each.hold_key for each in holding])
         reserving = [each for each in holding if each.verb == "reserve"]
         if reserving:
-            found = await tx.select_as(
+            live = await tx.select_as(
                 ids.LeaseId,
                 "live_leases",
-                **id_columns([_execution(each) for each in reserving]),
+                **id_columns([each.execution for each in reserving]),
                 lease_ids=[str(each.lease_id) for each in reserving],
                 now_ms=self._now_ms,
             )
-            self._live = set(found)
+            self._live = set(live)
 
     async def _decide(self, tx: Transaction, entry: BudgetEntry) -> BudgetOutcome:
         if entry.require_declared and not self.accounts[entry.budget_id].budget.declared:
@@ -200,7 +302,7 @@ class Ledger:
         if repeated is not None:
             return repeated
         posting = self._post(entry)
-        # What is reserved may be held by attempts that have ended.
+        # Attempts that have ended may hold what is reserved.
         refused = isinstance(posting.outcome, HardBreach) and posting.outcome.reserved > 0
         if refused and await self._free_dead(tx, entry.budget_id):
             posting = self._post(entry)
@@ -209,23 +311,17 @@ class Ledger:
         return posting.outcome
 
     def _as_counted(self, entry: BudgetEntry) -> BudgetEntry:
-        """The same, under the key that it counts under."""
-        if not _is_by_holder(entry):
+        """The same entry, with the key under which it counts."""
+        if not entry.is_by_holder:
             return entry
-        report = self._reports.current.get(report_key(entry))
-        key = rules.settled_under(
-            str(entry.key),
-            entry.lease_id,
-            self._reservation_of(entry),
-            report if isinstance(report, BudgetReport) else None,
-        )
+        report = self._reports.current.get(entry.report_key)
+        held = self._reservation_of(entry)
+        key = rules.settled_under(str(entry.key), entry.lease_id, held, report)
         return structs.replace(entry, key=key)
 
     def _repeated(self, entry: BudgetEntry) -> UsageAlreadyApplied | None:
-        if entry.key is None:
-            return None
-        report = self._reports.current.get(report_key(entry))
-        if not isinstance(report, BudgetReport) or rules.is_forgotten(report, self._now_ms):
+        report = None if entry.key is None else self._reports.current.get(entry.report_key)
+        if report is None or rules.is_forgotten(report, self._now_ms):
             return None
         return rules.prior(report)
 
@@ -247,14 +343,14 @@ class Ledger:
         return rules.NOTHING if held is None else rules.decode_amounts(held.amounts)
 
     def _reservation_of(self, entry: BudgetEntry) -> BudgetReservation | None:
-        """What is held under the name."""
-        found = self._reservations.current.get(hold_key(entry))
-        return found if isinstance(found, BudgetReservation) and not found.waits else None
+        """The amount held under the entry's key."""
+        reservation = self._reservations.current.get(entry.hold_key)
+        return None if reservation is None or reservation.waits else reservation
 
     def _note(self, entry: BudgetEntry, outcome: BudgetOutcome) -> None:
         """Remember what was done, for repeats and for giving back."""
         if isinstance(outcome, Reserved):
-            self._reservations.current[hold_key(entry)] = _reservation(entry, self._now_ms)
+            self._reservations.current[entry.hold_key] = _reservation(entry, self._now_ms)
             return
         if isinstance(outcome, HardBreach) and entry.waits:
             self._note_waiting(entry, outcome)
@@ -262,7 +358,7 @@ class Ledger:
         held: BudgetReservation | None = None
         if entry.verb == "settle":
             held = self._reservation_of(entry)
-            self._reservations.current.pop(hold_key(entry), None)
+            self._reservations.current.pop(entry.hold_key, None)
         if isinstance(outcome, HardBreach) and held is None:
             return
         if entry.verb == "settle" and not entry.amounts:
@@ -271,14 +367,14 @@ class Ledger:
         if entry.key is not None and not isinstance(outcome, UsageAlreadyApplied):
             if held is not None:
                 entry = structs.replace(entry, execution_id=held.execution_id)
-            report = _report(entry, outcome, self._now_ms)
-            self._reports.current[report_key(entry)] = report
+            self._reports.current[entry.report_key] = _report(entry, outcome, self._now_ms)
         if entry.spends:
-            account = self.accounts[entry.budget_id]
-            before = self._spends.current.get(spend_key(entry))
-            assert before is None or isinstance(before, BudgetSpend)
-            self._spends.current[spend_key(entry)] = rules.added_spend(
-                before, account, entry.amounts, _blank_spend(entry, self._now_ms)
+            account, before = self.accounts[entry.budget_id], self._spends.current
+            self._spends.current[entry.spend_key] = rules.added_spend(
+                before.get(entry.spend_key),
+                account,
+                entry.amounts,
+                _blank_spend(entry, self._now_ms),
             )
 
     def _note_waiting(self, entry: BudgetEntry, breach: HardBreach) -> None:
@@ -290,7 +386,7 @@ class Ledger:
             waits=True,
             check_at_ms=self._now_ms + rules.WAITING_CHECK_MS,
         )
-        self._reservations.current[hold_key(entry)] = waiting
+        self._reservations.current[entry.hold_key] = waiting
 
     async def _free_dead(self, tx: Transaction, budget_id: ids.BudgetId) -> bool:
         """Free what ended attempts hold; return whether there were any."""
@@ -316,14 +412,11 @@ class Ledger:
         return self._reservations.current.get(key) == self._reservations.stored[key]
 
     async def _save(self, tx: Transaction) -> None:
-        parts = [self._reports.changes(), self._spends.changes(), self._reservations.changes()]
         budgets = [rules.posted(each, self._now_ms) for each in self.accounts.values()]
         if any(each.act_at_ms == self._now_ms for each in budgets):
             tx.hint(DUE_TOPIC)
-        besides = Changes(
-            inserts=tuple(each for part in parts for each in part.inserts),
-            updates=tuple(each for part in parts for each in part.updates),
-            deletes=tuple(each for part in parts for each in part.deletes),
+        besides = combine(
+            (self._reports.changes(), self._spends.changes(), self._reservations.changes())
         )
         await save_budgets(tx, self._before, budgets, besides)
 
@@ -334,10 +427,7 @@ async def save_budgets(
     after: Sequence[Budget],
     besides: Changes = NO_CHANGES,
 ) -> None:
-    """Save locked budgets, the gates that this closes or opens, and the events about it.
-
-    `besides` is saved in the same statement.
-    """
+    """Save locked budgets, the gates that they close or open, their events, and `besides`."""
     now_ms = await tx.now_ms()
     turned = await gates.turned(tx, before, after)
     changed = [each for each in after if each != before[each.budget_id]]
@@ -350,7 +440,7 @@ async def save_budgets(
     await tx.save(structs.replace(besides, updates=updates, events=tuple(events)))
 
 
-async def lock_or_add(
+async def _lock_or_add(
     tx: Transaction, wanted: Mapping[ids.BudgetId, Budget]
 ) -> dict[ids.BudgetId, Budget]:
     """Lock budgets; those that were not created begin to count now."""
@@ -368,36 +458,9 @@ async def lock_or_add(
     return {each.budget_id: each for each in locked.values()}
 
 
-def report_key(entry: BudgetEntry) -> Key:
-    return (entry.budget_id, entry.verb != "report", str(entry.key))
-
-
-def spend_key(entry: BudgetEntry) -> Key:
-    return (entry.budget_id, *execution_key(_execution(entry)))
-
-
-def _is_by_holder(entry: BudgetEntry) -> bool:
-    """Whether it is an attempt that settles what it has reserved."""
-    return entry.verb == "settle" and entry.lease_id is not None
-
-
-def _by_itself(entry: BudgetEntry) -> BudgetEntry:
+def _beside_successor(entry: BudgetEntry) -> BudgetEntry:
     """The settlement of an attempt, counted beside that of its successor."""
-    assert entry.lease_id is not None
-    return structs.replace(entry, key=rules.own_key(str(entry.key), entry.lease_id))
-
-
-def hold_key(entry: BudgetEntry) -> Key:
-    return (entry.budget_id, str(entry.key))
-
-
-def _execution(entry: BudgetEntry) -> ids.ExecutionId:
-    assert entry.execution_id is not None
-    return entry.execution_id
-
-
-def _partition(entry: BudgetEntry) -> int:
-    return ids.partition_of(_execution(entry))
+    return structs.replace(entry, key=rules.own_key(str(entry.key), entry.lease))
 
 
 def _report(
@@ -420,8 +483,8 @@ def _report(
 def _blank_spend(entry: BudgetEntry, now_ms: int) -> BudgetSpend:
     return BudgetSpend(
         budget_id=entry.budget_id,
-        partition_key=_partition(entry),
-        execution_id=_execution(entry),
+        partition_key=ids.partition_of(entry.execution),
+        execution_id=entry.execution,
         amounts="{}",
         period=0,
         keep_until_ms=now_ms + rules.KEPT_MS,
@@ -429,13 +492,12 @@ def _blank_spend(entry: BudgetEntry, now_ms: int) -> BudgetSpend:
 
 
 def _reservation(entry: BudgetEntry, now_ms: int) -> BudgetReservation:
-    assert entry.lease_id is not None
     return BudgetReservation(
         budget_id=entry.budget_id,
         reservation_id=str(entry.key),
-        partition_key=_partition(entry),
-        execution_id=_execution(entry),
-        lease_id=entry.lease_id,
+        partition_key=ids.partition_of(entry.execution),
+        execution_id=entry.execution,
+        lease_id=entry.lease,
         amounts=rules.encode_amounts(entry.amounts),
         created_at_ms=now_ms,
         check_at_ms=now_ms + rules.RESERVATION_CHECK_MS,

@@ -1,6 +1,6 @@
-"""Limits: policies, changed while work goes on, and slots that are taken by hand.
+"""Limits: policies, which may change while work goes on, and slots taken by hand.
 
-Claims ask the gates of policies by themselves; see `engine.gates`. A program declares its
+How claims ask the gates of policies is in `engine.gates`. A program declares its
 limits each time it starts. A value set at run time wins over that until it is reset.
 """
 
@@ -13,6 +13,7 @@ from flowfabric.core import gates
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_list, check_name, optional
 from flowfabric.core.ids import (
+    GateId,
     Namespace,
     QuotaPolicyId,
     parse_namespace,
@@ -35,7 +36,7 @@ from flowfabric.engine.gates import (
     load,
     save_policies,
 )
-from flowfabric.errors import InvalidInput, NotFound, Terminal
+from flowfabric.errors import Conflict, InvalidInput, NotFound, Terminal
 from flowfabric.store.base import Key, Reader, Transaction
 
 DEFAULT_DIMENSION = "default"
@@ -46,7 +47,7 @@ class PolicyCreated(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class QuotaLimits(Struct, frozen=True, kw_only=True):
-    """What a policy limits; 0 is no limit."""
+    """The limits of a policy; 0 is no limit."""
 
     max_requests_per_window: int
     requests_per_window_seconds: int
@@ -56,7 +57,7 @@ class QuotaLimits(Struct, frozen=True, kw_only=True):
 
 
 class AdmissionReleased(Struct, frozen=True, tag=True):
-    """The execution holds no slot of the policy; it need not have held one."""
+    """The execution holds no slot of the policy, whether or not it held one before."""
 
 
 class LimitPage(Struct, frozen=True, kw_only=True):
@@ -106,23 +107,23 @@ class LimitOperations(shell.Group):
                 while_suspended=gates.check_while_suspended(while_suspended),
             )
         )
-        asked = QuotaPolicyId(parse_uuid("quota_policy_id", quota_policy_id))
-        found_in = parse_namespace(namespace)
-        called = asked if name is None else check_name("name", name)
+        policy_id = QuotaPolicyId(parse_uuid("quota_policy_id", quota_policy_id))
+        owner = parse_namespace(namespace)
+        own_name = policy_id if name is None else check_name("name", name)
 
         async def body(tx: Transaction) -> PolicyCreated | AlreadySatisfied:
             now_ms, stored = await tx.now_ms(), gates.LimitSource.STORED
-            policy = gates.new_policy(asked, found_in, called, spec, stored, now_ms)
+            policy = gates.new_policy(policy_id, owner, own_name, spec, stored, now_ms)
             if await tx.insert_new([policy]):
-                return PolicyCreated(quota_policy_id=asked)
-            if not await tx.get(gates.QuotaPolicy, [(asked,)]):
+                return PolicyCreated(quota_policy_id=policy_id)
+            if not await tx.get(gates.QuotaPolicy, [(policy_id,)]):
                 await check_name_free(tx, policy)
             return AlreadySatisfied(reason="exists")
 
         return await self.store.transact(body)
 
     async def read_quota_policy_limits(self, quota_policy_id: str) -> QuotaLimits | None:
-        """What a policy limits, or None if there is no such policy."""
+        """The limits of a policy; None if it does not exist."""
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
         policy = await self.get_one(gates.QuotaPolicy, (policy_id,))
         if policy is None:
@@ -137,15 +138,13 @@ class LimitOperations(shell.Group):
 
     async def find_limit_namespaces(self, quota_policy_ids: Sequence[str]) -> dict[str, Namespace]:
         """The namespaces of the policies that exist."""
-        asked = {each: (parse_uuid("quota_policy_id", each),) for each in quota_policy_ids}
-        if not asked:
+        keys = {each: (parse_uuid("quota_policy_id", each),) for each in quota_policy_ids}
+        if not keys:
             return {}
-
-        async def body(reader: Reader) -> dict[str, Namespace]:
-            found = await reader.get(gates.QuotaPolicy, sorted(set(asked.values())))
-            return {each: found[key].namespace for each, key in asked.items() if key in found}
-
-        return await self.store.read(body)
+        policies = await self.store.read(
+            lambda reader: reader.get(gates.QuotaPolicy, sorted(set(keys.values())))
+        )
+        return {each: policies[key].namespace for each, key in keys.items() if key in policies}
 
     async def check_admission(
         self,
@@ -161,39 +160,36 @@ class LimitOperations(shell.Group):
         """Take a slot for an execution by hand, if there is one.
 
         It is held until the execution ends or `release_admission`; `dimension` is a value of the
-        policy's key. The given limits apply only if there is no such policy. Executions
+        policy's key. The limits named here apply only if there is no such policy. Executions
         submitted under the policy are refused: claiming them takes the slots.
         """
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
         key = "" if dimension in ("", DEFAULT_DIMENSION) else gates.check_gate_key(dimension)
         check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
-        asked = gates.QuotaSpec(
+        spec = gates.QuotaSpec(
             window_ms=window_seconds * 1_000,
             max_requests_per_window=rate_limit,
             active_concurrency_cap=concurrency_cap,
             jitter_ms=jitter_ms,
         )
-        gates.check_spec(asked, may_be_empty=True)
-        admitting = _Admitting(
-            name=gates.GateName(gates.GateOwner.QUOTA, policy_id, key),
-            spec=asked,
-            execution_key=shell.execution_key(self.shell.check_execution_id(execution_id)),
-            chance=random.random(),
-        )
-        return await self.store.transact(admitting.run)
+        gates.check_spec(spec, may_be_empty=True)
+        name = gates.GateName(gates.GateOwner.QUOTA, policy_id, key)
+        execution_key = shell.execution_key(self.shell.check_execution_id(execution_id))
+        chance = random.random()
+        return await self.store.transact(lambda tx: _admit(tx, name, spec, execution_key, chance))
 
     async def release_admission(self, quota_policy_id: str, execution_id: str) -> AdmissionReleased:
         """Give back what `check_admission` took. Safe to repeat."""
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
-        asked = self.shell.check_execution_id(execution_id)
+        checked = self.shell.check_execution_id(execution_id)
 
         async def body(tx: Transaction) -> AdmissionReleased:
             held = await tx.select_records(
                 gates.Admission,
                 "admissions_of",
                 owner_id=policy_id,
-                partition_key=partition_of(asked),
-                execution_id=uuid_of(asked),
+                partition_key=partition_of(checked),
+                execution_id=uuid_of(checked),
             )
             if held:
                 await tx.save(Changes(deletes=tuple(held)))
@@ -207,10 +203,9 @@ class LimitOperations(shell.Group):
     async def declare_limits(
         self, limits: Sequence[gates.DeclaredLimit]
     ) -> list[gates.QuotaPolicy]:
-        """Make the limits of a program known, as they count now.
+        """Store the limits of a program, and return the policies that apply now.
 
-        What is new or was changed in the program takes effect; what was set at run time
-        stays. Each is answered with the policy that counts.
+        New and changed limits take effect, except where a value was set at run time.
         """
         check_list("limits", limits, 0, BATCH_MAX)
         checked = [gates.check_declared(each) for each in limits]
@@ -229,7 +224,7 @@ class LimitOperations(shell.Group):
     ) -> gates.QuotaPolicy:
         """Set a limit at run time; 0 is no limit. It wins over what programs declare.
 
-        What becomes of slots `while_suspended` stays as it is unless given.
+        If omitted, `while_suspended` stays as it is.
         """
         spec = gates.QuotaSpec(
             window_ms=window_ms,
@@ -238,19 +233,18 @@ class LimitOperations(shell.Group):
             jitter_ms=jitter_ms,
         )
         gates.check_spec(spec, may_be_empty=True)
-        kept = None if while_suspended is None else gates.check_while_suspended(while_suspended)
-        found_in, called = parse_namespace(namespace), check_name("name", name)
+        fate = optional(gates.check_while_suspended, while_suspended)
+        owner, own_name = parse_namespace(namespace), check_name("name", name)
 
         async def body(tx: Transaction) -> gates.QuotaPolicy:
-            now_ms = await tx.now_ms()
-            stored = gates.LimitSource.STORED
-            policy_id = await _policy_id(tx, found_in, called)
-            new = gates.new_policy(policy_id, found_in, called, spec, stored, now_ms)
+            now_ms, stored = await tx.now_ms(), gates.LimitSource.STORED
+            policy_id = await _policy_id(tx, owner, own_name)
+            new = gates.new_policy(policy_id, owner, own_name, spec, stored, now_ms)
             locked = await have_policies(tx, [new])
             before = locked[(policy_id,)]
-            asked = structs.replace(spec, while_suspended=kept or before.while_suspended)
-            policy = gates.changed(before, asked, stored, now_ms)
-            await save_policies(tx, {policy_id: policy}, locked)
+            wanted = structs.replace(spec, while_suspended=fate or before.while_suspended)
+            policy = gates.changed(before, wanted, stored, now_ms)
+            await save_policies(tx, locked, [policy])
             return policy
 
         return await self.store.transact(body)
@@ -261,37 +255,35 @@ class LimitOperations(shell.Group):
         A program that declares it brings it back when it starts or submits. Raises `Conflict` if
         work that has not been deleted is under it; `set_limit` without values lifts such a limit.
         """
-        found_in, called = parse_namespace(namespace), check_name("name", name)
+        owner, own_name = parse_namespace(namespace), check_name("name", name)
 
         async def body(tx: Transaction) -> gates.QuotaPolicy:
-            policy_id = await _policy_id(tx, found_in, called)
-            policy = await tx.lock_one(gates.QuotaPolicy, (policy_id,))
-            if policy is None:
-                raise NotFound("limit", called)
+            policy = await _lock_policy(tx, owner, own_name)
             used = await tx.select_records(
-                gates.Gate, "gates_of_owner", owner_id=policy_id, after=None, limit=1
+                gates.Gate, "gates_of_owner", owner_id=policy.quota_policy_id, after=None, limit=1
             )
-            gates.check_removable(policy, in_use=bool(used))
+            if used:
+                raise Conflict(
+                    f"limit {policy.name!r} has runs, ended or not, that are not deleted yet; until"
+                    " then, set it without a rate and a concurrency: it limits nothing"
+                )
             await tx.save(Changes(deletes=(policy,)))
             return policy
 
         return await self.store.transact(body)
 
     async def reset_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
-        """Let what programs declare count again."""
-        found_in, called = parse_namespace(namespace), check_name("name", name)
+        """Apply what programs declare again."""
+        owner, own_name = parse_namespace(namespace), check_name("name", name)
 
         async def body(tx: Transaction) -> gates.QuotaPolicy:
-            policy_id = await _policy_id(tx, found_in, called)
-            locked = await tx.lock(gates.QuotaPolicy, [(policy_id,)])
-            if (policy_id,) not in locked:
-                raise NotFound("limit", called)
-            before = locked[(policy_id,)]
+            before = await _lock_policy(tx, owner, own_name)
             spec = gates.declared_spec(before)
             if spec is None:
-                raise NotFound("limit", f"{called} in any program; set another value or remove it")
+                problem = f"{own_name} in any program; set another value or remove it"
+                raise NotFound("limit", problem)
             policy = gates.changed(before, spec, gates.LimitSource.CODE, await tx.now_ms())
-            await save_policies(tx, {policy_id: policy}, locked)
+            await save_policies(tx, {(before.quota_policy_id,): before}, [policy])
             return policy
 
         return await self.store.transact(body)
@@ -301,33 +293,33 @@ class LimitOperations(shell.Group):
     ) -> LimitPage:
         """Policies by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
-        wanted = optional(parse_namespace, namespace)
-        after = paging.read_name_cursor(cursor)
-        found = await self.select_records(
+        owner = optional(parse_namespace, namespace)
+        after_namespace, after_name = paging.read_name_cursor(cursor)
+        policies = await self.select_records(
             gates.QuotaPolicy,
             "list_quota_policies",
-            namespace=wanted,
-            after_namespace=after[0],
-            after_name=after[1],
+            namespace=owner,
+            after_namespace=after_namespace,
+            after_name=after_name,
             limit=limit + 1,
         )
         page, last = paging.cut(
-            found, limit, lambda each: paging.name_cursor(each.namespace, each.name)
+            policies, limit, lambda each: paging.name_cursor(each.namespace, each.name)
         )
         return LimitPage(limits=page, next_cursor=last)
 
     async def read_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
-        """The policy of a name."""
-        found_in, called = parse_namespace(namespace), check_name("name", name)
+        """The policy with this name."""
+        owner, own_name = parse_namespace(namespace), check_name("name", name)
 
-        async def body(reader: Reader) -> gates.QuotaPolicy | None:
-            policy_id = await _policy_id(reader, found_in, called)
-            return await reader.get_one(gates.QuotaPolicy, (policy_id,))
+        async def body(reader: Reader) -> gates.QuotaPolicy:
+            policy_id = await _policy_id(reader, owner, own_name)
+            policy = await reader.get_one(gates.QuotaPolicy, (policy_id,))
+            if policy is None:
+                raise NotFound("limit", own_name)
+            return policy
 
-        policy = await self.store.read(body)
-        if policy is None:
-            raise NotFound("limit", called)
-        return policy
+        return await self.store.read(body)
 
     async def list_limit_use(
         self, quota_policy_id: str, *, cursor: str | None = None, limit: int = 100
@@ -335,92 +327,86 @@ class LimitOperations(shell.Group):
         """What each value of a policy's key uses now, by key, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
-        after = None if cursor is None else gates.check_gate_key(cursor)
+        after = optional(gates.check_gate_key, cursor)
 
         async def body(reader: Reader) -> list[GateRow]:
-            found = await reader.select_records(
+            keys = await reader.select_records(
                 gates.Gate, "gates_of_owner", owner_id=policy_id, after=after, limit=limit + 1
             )
             # Counted whether or not the policy caps it.
-            return await load(reader, [each.gate_id for each in found], always=True)
+            return await load(reader, [each.gate_id for each in keys], always=True)
 
         rows = sorted(await self.store.read(body), key=lambda row: row.gate_key)
         page, last = paging.cut(rows, limit, lambda row: row.gate_key)
         return GatePage(gates=tuple(_use(row) for row in page), next_cursor=last)
 
 
-class _Admitting(Struct, frozen=True, kw_only=True):
-    """One slot asked for by hand."""
-
-    name: gates.GateName
-    spec: gates.QuotaSpec
-    """The limits that apply if there is no such policy."""
-    execution_key: Key
-    chance: float
-
-    async def run(self, tx: Transaction) -> gates.AdmissionOutcome:
-        execution = await tx.get_one(Execution, self.execution_key)
-        if execution is None:
-            raise NotFound("execution", str(self.execution_key[1]))
-        gate_id = self.name.gate_id
-        if not await tx.lock(gates.Gate, [(gate_id,)]):
-            await tx.insert_new([self.name.new()])
-            await tx.lock(gates.Gate, [(gate_id,)])
-        (row,) = await load(tx, [gate_id], always=True)
-        if not row.has_policy and self.spec == gates.QuotaSpec():
-            raise NotFound("quota_policy", self.name.owner_id)
-        await self._check_own(tx, execution)
-        if await self._is_admitted(tx, execution):
-            return gates.AlreadyAdmitted()
-        state = row.state if row.has_policy else structs.replace(row.state, limits=self.spec.limits)
-        jitter_ms = row.jitter_ms if row.has_policy else self.spec.jitter_ms
-        outcome = gates.decide_admission(state, jitter_ms, self.chance, row.now_ms)
-        if isinstance(outcome, gates.Admitted):
-            await self._admit(tx, execution, state, row.now_ms)
-        return outcome
-
-    async def _check_own(self, tx: Transaction, execution: Execution) -> None:
-        if execution.public_state in TERMINAL_STATES:
-            raise Terminal(f"execution {execution.called} has ended; it needs no slot")
-        if self.name.gate_id in await gates_of(tx, execution.route_id):
-            raise InvalidInput(
-                "execution_id",
-                "was submitted under this limit, so its claims take slots by themselves",
-                execution.called,
-            )
-
-    async def _is_admitted(self, tx: Transaction, execution: Execution) -> bool:
-        held = await tx.lock_one(gates.Admission, (self.name.gate_id, *self.execution_key))
-        return held is not None and held.replay_count == execution.replay_count
-
-    async def _admit(
-        self, tx: Transaction, execution: Execution, state: gates.GateState, now_ms: int
-    ) -> None:
+async def _admit(
+    tx: Transaction, name: gates.GateName, spec: gates.QuotaSpec, key: Key, chance: float
+) -> gates.AdmissionOutcome:
+    """Take a slot for an execution by hand. `spec` applies if there is no such policy."""
+    execution = await tx.get_one(Execution, key)
+    if execution is None:
+        raise NotFound("execution", str(key[1]))
+    gate_id = name.gate_id
+    if not await tx.lock(gates.Gate, [(gate_id,)]):
+        await tx.insert_new([name.new()])
+        await tx.lock(gates.Gate, [(gate_id,)])
+    (row,) = await load(tx, [gate_id], always=True)
+    if not row.has_policy and spec == gates.QuotaSpec():
+        raise NotFound("quota_policy", name.owner_id)
+    await _check_needs_slot(tx, execution, gate_id)
+    held = await tx.lock_one(gates.Admission, (gate_id, *key))
+    if held is not None and held.replay_count == execution.replay_count:
+        return gates.AlreadyAdmitted()
+    state = row.state if row.has_policy else structs.replace(row.state, limits=spec.limits)
+    jitter_ms = row.jitter_ms if row.has_policy else spec.jitter_ms
+    outcome = gates.decide_admission(state, jitter_ms, chance, row.now_ms)
+    if isinstance(outcome, gates.Admitted):
         admission = gates.Admission(
-            gate_id=self.name.gate_id,
+            gate_id=gate_id,
             partition_key=execution.partition_key,
             execution_id=execution.execution_id,
             replay_count=execution.replay_count,
-            admitted_at_ms=now_ms,
+            admitted_at_ms=row.now_ms,
         )
-        await tx.save(Changes(updates=(admission, state.after(1, now_ms))))
-        await tx.select("trim_admissions", gate_id=self.name.gate_id)
+        await tx.save(Changes(updates=(admission, state.after(1, row.now_ms))))
+        await tx.select("trim_admissions", gate_id=gate_id)
+    return outcome
+
+
+async def _check_needs_slot(tx: Transaction, execution: Execution, gate_id: GateId) -> None:
+    if execution.public_state in TERMINAL_STATES:
+        raise Terminal(f"execution {execution.called} has ended; it needs no slot")
+    if gate_id in await gates_of(tx, execution.route_id):
+        raise InvalidInput(
+            "execution_id",
+            "was submitted under this limit, so its claims take slots by themselves",
+            execution.called,
+        )
 
 
 async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId:
-    """The id of the policy that has a name, or of the one that would."""
-    found = await reader.select_as(str, "quota_policy_id_by_name", namespace=namespace, called=name)
-    if found:
-        return QuotaPolicyId(found[0])
-    return gates.policy_id_of(namespace, name)
+    """The id of the policy with a name, or the id that it would get."""
+    stored = await reader.select_as(
+        QuotaPolicyId, "quota_policy_id_by_name", namespace=namespace, called=name
+    )
+    return stored[0] if stored else gates.policy_id_of(namespace, name)
+
+
+async def _lock_policy(tx: Transaction, namespace: str, name: str) -> gates.QuotaPolicy:
+    policy_id = await _policy_id(tx, namespace, name)
+    policy = await tx.lock_one(gates.QuotaPolicy, (policy_id,))
+    if policy is None:
+        raise NotFound("limit", name)
+    return policy
 
 
 def _use(row: GateRow) -> GateUse:
     window = gates.trimmed(gates.read_window(row.starts), row.window_ms, row.now_ms)
-    limits = row.state.limits
     return GateUse(
         key=row.gate_key,
         running=row.state.in_use,
         started=gates.counted(window),
-        opens_at_ms=gates.opens_at_ms(limits, window, row.now_ms),
+        opens_at_ms=row.state.opens_at_ms(row.now_ms),
     )

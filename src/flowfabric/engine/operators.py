@@ -9,20 +9,21 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core import bounds, changed_code, checks, executions, leases, results, steps
-from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
-from flowfabric.core.ids import (
-    ExecutionId,
-    parse_execution_kind,
-    parse_lane_id,
-    parse_namespace,
-    parse_uuid,
+from flowfabric.core import (
+    bounds,
+    changed_code,
+    checks,
+    executions,
+    ids,
+    leases,
+    results,
+    steps,
 )
+from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.records import Step
 from flowfabric.core.transitions import Decision, Subject, Timing
-from flowfabric.engine.leases import Leases
-from flowfabric.engine.shell import Ask, Swept, execution_key, lock_subject
+from flowfabric.engine.shell import Ask, Group, Swept, execution_key, lock_subject
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
@@ -59,18 +60,18 @@ def check_cancel(
 
 
 def _optional_uuid(field: str, value: object) -> str | None:
-    return None if value in (None, "") else parse_uuid(field, value)
+    return None if value in (None, "") else ids.parse_uuid(field, value)
 
 
 def _cancel_ask(
-    execution_id: ExecutionId, request: executions.CancelRequest
+    execution_id: ids.ExecutionId, request: executions.CancelRequest
 ) -> Ask[results.Cancelled]:
     return Ask(
         execution_id, lambda subject, timing: executions.decide_cancel(subject, request, timing)
     )
 
 
-class Operators(Leases):
+class Operators(Group):
     async def cancel_execution(
         self,
         execution_id: str,
@@ -114,7 +115,7 @@ class Operators(Leases):
         """Take the lease from its holder; the execution is ready for another worker at once."""
         why = checks.check_reason(reason)
         if expected_lease_id != "":
-            parse_uuid("expected_lease_id", expected_lease_id)
+            ids.parse_uuid("expected_lease_id", expected_lease_id)
         checks.check_text("worker_instance_id", worker_instance_id)
         return await self.shell.decide_about(
             execution_id,
@@ -142,7 +143,7 @@ class Operators(Leases):
         priority = executions.clamp_priority(new_priority, "new_priority")
         checks.check_bool("any_runnable", any_runnable)
 
-        lane = parse_lane_id(lane_id) if checks.check_text("lane_id", lane_id) else ""
+        lane = ids.parse_lane_id(lane_id) if checks.check_text("lane_id", lane_id) else ""
 
         def decide(subject: Subject, timing: Timing) -> Decision[results.Changed]:
             if lane not in ("", subject.execution.lane_id):
@@ -178,18 +179,18 @@ class Operators(Leases):
         Without a `namespace`, those of every one. Those blocked after `blocked_before_ms` are
         left alone; without it, none are.
         """
-        checks.optional(parse_namespace, namespace)
+        checks.optional(ids.parse_namespace, namespace)
         checks.check_int("limit", limit, 1, bounds.BATCH_MAX)
         checks.check_optional_time("blocked_before_ms", blocked_before_ms)
         wanted = [
-            parse_execution_kind(kind)
+            ids.parse_execution_kind(kind)
             for kind in checks.check_list("kinds", kinds, 0, bounds.BATCH_MAX)
         ]
 
         async def body(tx: Transaction) -> Swept:
             before_ms = await tx.now_ms() if blocked_before_ms is None else blocked_before_ms
             found = await tx.select_as(
-                ExecutionId,
+                ids.ExecutionId,
                 "blocked_by_code",
                 kinds=wanted,
                 namespace=namespace,
@@ -206,12 +207,12 @@ class Operators(Leases):
     async def accept_changes(self, execution_id: str) -> results.Changed:
         """Allow the step at which changed code stopped an execution; it runs at once.
 
-        Stored steps that the code has not asked for by then no longer count. Safe to repeat.
+        Stored steps that the code has not full_id for by then no longer count. Safe to repeat.
         """
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
         async def lock(tx: Transaction) -> tuple[Subject, Step | None]:
-            subject = await lock_subject(tx, asked)
+            subject = await lock_subject(tx, full_id)
             return subject, await _find_accepted(tx, subject)
 
         return await self.shell.decide_loaded(

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from flowfabric.core import checks, parking, results
+from flowfabric.core import changed_code, checks, parking, results
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
-from flowfabric.core.changed_code import DEPLOY, decide_block
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of
 from flowfabric.core.leases import Fence
@@ -27,14 +26,20 @@ AWAITED_MAX = 1_000
 
 
 class ParkingOperations(shell.Group):
-    async def delay(self, handle: Handle | bytes, delay_until_ms: int) -> results.Delayed:
-        """Release the worker until a time; the same attempt continues then."""
+    async def delay(
+        self, handle: Handle | bytes, delay_until_ms: int, *, begun: bool = True
+    ) -> results.Delayed:
+        """Release the worker until a time; the same attempt continues then.
+
+        With `begun=False` for one that was not begun: deaths of its workers still count.
+        """
         opened = self.shell.open_handle(handle)
         checks.check_time("delay_until_ms", delay_until_ms)
+        checks.check_bool("begun", begun)
         return await self.shell.decide_held(
             opened,
             lambda subject, fence, timing: parking.decide_delay(
-                subject, fence, delay_until_ms, timing
+                subject, fence, delay_until_ms, timing, begun=begun
             ),
         )
 
@@ -93,16 +98,16 @@ class ParkingOperations(shell.Group):
         opened = self.shell.open_handle(handle)
         checks.check_list("execution_ids", execution_ids, 1, AWAITED_MAX)
         checks.check_optional_time("until_ms", until_ms)
-        asked = {self.shell.check_execution_id(each) for each in execution_ids}
-        if opened.execution_id in asked:
+        awaited_ids = {self.shell.check_execution_id(each) for each in execution_ids}
+        if opened.execution_id in awaited_ids:
             raise InvalidInput("execution_ids", "an execution cannot wait for itself")
 
         async def body(tx: Transaction) -> results.Moved | FlowFabricError:
-            everyone = sorted({*asked, opened.execution_id})
+            everyone = sorted({*awaited_ids, opened.execution_id})
             found = await tx.lock(Execution, [shell.execution_key(each) for each in everyone])
-            awaited = {e.execution_id: e for e in found.values() if e.execution_id in asked}
-            if len(awaited) < len(asked):
-                raise NotFound("execution", min(asked - awaited.keys()))
+            awaited = {e.execution_id: e for e in found.values() if e.execution_id in awaited_ids}
+            if len(awaited) < len(awaited_ids):
+                raise NotFound("execution", min(awaited_ids - awaited.keys()))
             parking.check_awaitable(found.get(shell.execution_key(opened.execution_id)), awaited)
             ask = shell.held_ask(
                 opened,
@@ -154,7 +159,7 @@ class ParkingOperations(shell.Group):
         topics.hint_about(tx, Changes(updates=woken.updates), timing.now_ms)
         return len(done)
 
-    # Until the code of its task fits it; see `core.changed_code`
+    # Until the code of its task fits it; see `core.parking`
 
     async def block_on_code(
         self,
@@ -162,7 +167,7 @@ class ParkingOperations(shell.Group):
         step_key: str | None,
         detail: str,
         *,
-        advice: str = DEPLOY,
+        advice: str = changed_code.DEPLOY,
     ) -> results.Delayed:
         """Release the worker because the code does not fit what is stored. Safe to repeat.
 
@@ -175,7 +180,7 @@ class ParkingOperations(shell.Group):
         checks.check_text("advice", advice, empty=False)
         return await self.shell.decide_held(
             opened,
-            lambda subject, fence, timing: decide_block(
+            lambda subject, fence, timing: changed_code.decide_block(
                 subject, fence, step_key, detail, timing, advice=advice
             ),
         )

@@ -6,12 +6,10 @@ from typing import Self, TypeVar
 
 from msgspec import Struct, structs
 
-from flowfabric.core import bounds, checks, ids, records, views, workers
+from flowfabric.core import bounds, checks, diagnosis, ids, records, views, workers
 from flowfabric.core.changed_code import blocked_by_code
 from flowfabric.core.conditions import Progress, progress, stored_condition
-from flowfabric.core.diagnosis import Explanation, JoinFacts, Surroundings, Upstream, explain
 from flowfabric.core.flow_records import EdgeGroup
-from flowfabric.core.obstacles import awaits_others, held_up_by
 from flowfabric.core.states import AttemptState, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.suspension import set_aside_reason
 from flowfabric.engine import gates, paging, shell
@@ -21,8 +19,6 @@ from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Parameter, Reader
 
 # Which executions a list, a bulk cancel or a bulk replay is about -----------
-
-"""A time of the year 9999 has no more."""
 
 
 class ExecutionFilter(Struct, frozen=True, kw_only=True):
@@ -122,7 +118,9 @@ def page_end(execution: records.Execution) -> PageCursor:
 UPSTREAMS_SHOWN_MAX = 3
 
 
-async def read_join_facts(reader: Reader, execution: records.Execution) -> JoinFacts | None:
+async def read_join_facts(
+    reader: Reader, execution: records.Execution
+) -> diagnosis.JoinFacts | None:
     """None for an execution that no join holds back."""
     key = shell.execution_key(execution.execution_id)
     group = await reader.get_one(EdgeGroup, key) if execution.join_pending else None
@@ -135,10 +133,10 @@ async def read_join_facts(reader: Reader, execution: records.Execution) -> JoinF
         downstream_id=ids.uuid_of(execution.execution_id),
         limit=UPSTREAMS_SHOWN_MAX,
     )
-    return JoinFacts(
+    return diagnosis.JoinFacts(
         group=group,
         upstreams=tuple(
-            Upstream(
+            diagnosis.Upstream(
                 execution_id=row.execution_id,
                 name=row.node_name or row.execution_kind,
                 public_state=row.public_state,
@@ -206,30 +204,30 @@ class Reads(shell.Group):
     # One execution
 
     async def describe_execution(self, execution_id: str) -> views.ExecutionSnapshot | None:
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> views.ExecutionSnapshot | None:
-            execution = await find(reader, asked)
+            execution = await find(reader, full_id)
             if execution is None:
                 return None
             (execution,) = await gates.held_up(reader, [execution])
-            seen = views.snapshot(execution, await tags_of(reader, asked))
+            seen = views.snapshot(execution, await tags_of(reader, full_id))
             return await with_kept_signals(reader, execution, seen)
 
         return await self.store.read(body)
 
     async def read_execution_context(self, execution_id: str) -> views.ExecutionContext:
         """Payload, kind and tags, for a worker that claimed by id."""
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> views.ExecutionContext:
-            execution = await find_or_refuse(reader, asked)
+            execution = await find_or_refuse(reader, full_id)
             payload, encoding = execution.taken_payload
             return views.ExecutionContext(
                 input_payload=payload,
                 payload_encoding=encoding,
                 execution_kind=execution.execution_kind,
-                tags=await tags_of(reader, asked),
+                tags=await tags_of(reader, full_id),
             )
 
         found = await self.store.read(body)
@@ -240,10 +238,10 @@ class Reads(shell.Group):
         return await self._read(execution_id, lambda execution: execution.public_state)
 
     async def read_execution_info(self, execution_id: str) -> views.ExecutionInfo | None:
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> views.ExecutionInfo | None:
-            execution = await find(reader, asked)
+            execution = await find(reader, full_id)
             if execution is None:
                 return None
             (shown,) = await gates.held_up(reader, [execution])
@@ -269,10 +267,10 @@ class Reads(shell.Group):
 
     async def list_attempts(self, execution_id: str) -> tuple[records.Attempt, ...]:
         """Every attempt, oldest first."""
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
         async def body(reader: Reader) -> tuple[records.Attempt, ...]:
-            execution = await find(reader, asked)
+            execution = await find(reader, full_id)
             return () if execution is None else await attempts_of(reader, execution)
 
         return await self.store.read(body)
@@ -281,17 +279,17 @@ class Reads(shell.Group):
         self, execution_id: str, names: Sequence[str], *, partition: int | None = None
     ) -> dict[str, str | None]:
         """Named fields as text; unknown names and a missing execution give None."""
-        asked = self.shell.check_execution_id(execution_id)
-        partition_key, _ = shell.execution_key(asked)
-        if partition not in (None, partition_key):
-            raise InvalidInput("partition", f"differs from that of {asked}", partition)
+        full_id = self.shell.check_execution_id(execution_id)
+        checks.check_optional_int("partition", partition, 0, ids.INDEX_MAX)
+        if partition not in (None, ids.partition_of(full_id)):
+            raise InvalidInput("partition", f"differs from that of {full_id}", partition)
         wanted = tuple(
             checks.check_text("names", name)
             for name in checks.check_list("names", names, 0, bounds.PAGE_MAX)
         )
 
         async def body(reader: Reader) -> dict[str, str | None]:
-            execution = await find(reader, asked)
+            execution = await find(reader, full_id)
             required: tuple[str, ...] = ()
             if execution is not None and "required_capabilities" in wanted:
                 required = await required_capabilities(reader, execution.route_id)
@@ -299,19 +297,19 @@ class Reads(shell.Group):
 
         return await self.store.read(body)
 
-    async def explain_execution(self, execution_id: str) -> Explanation:
+    async def explain_execution(self, execution_id: str) -> diagnosis.Explanation:
         """Why the execution is not running: one sentence, and the same as data."""
-        asked = self.shell.check_execution_id(execution_id)
+        full_id = self.shell.check_execution_id(execution_id)
 
-        async def body(reader: Reader) -> Explanation:
-            execution = await find(reader, asked)
+        async def body(reader: Reader) -> diagnosis.Explanation:
+            execution = await find(reader, full_id)
             if execution is None:
-                raise NotFound("execution", asked)
-            why = explain(execution, await surroundings(reader, execution))
+                raise NotFound("execution", full_id)
+            why = diagnosis.explain(execution, await surroundings(reader, execution))
             if why.needs_somebody:
                 return why
             other = await find_held_up(reader, execution)
-            return why if other is None else held_up_by(why, other)
+            return why if other is None else diagnosis.held_up_by(why, other)
 
         return await self.store.read(body)
 
@@ -411,14 +409,13 @@ class Reads(shell.Group):
     async def _read(
         self, execution_id: str, view: Callable[[records.Execution], T | None]
     ) -> T | None:
-        asked = self.shell.check_execution_id(execution_id)
-
-        execution = await self.get_one(records.Execution, shell.execution_key(asked))
+        full_id = self.shell.check_execution_id(execution_id)
+        execution = await self.get_one(records.Execution, shell.execution_key(full_id))
         return None if execution is None else view(execution)
 
     async def _read_existing(self, execution_id: str, view: Callable[[records.Execution], T]) -> T:
-        asked = self.shell.check_execution_id(execution_id)
-        return view(await self.store.read(lambda reader: find_or_refuse(reader, asked)))
+        full_id = self.shell.check_execution_id(execution_id)
+        return view(await self.store.read(lambda reader: find_or_refuse(reader, full_id)))
 
 
 async def find(reader: Reader, execution_id: ids.ExecutionId) -> records.Execution | None:
@@ -441,8 +438,7 @@ async def attempts_of(reader: Reader, execution: records.Execution) -> tuple[rec
     found = await reader.select_records(
         records.Attempt,
         "list_attempts",
-        partition_key=execution.partition_key,
-        execution_id=ids.uuid_of(execution.execution_id),
+        **shell.columns_of(execution.execution_id),
     )
     if found:
         return tuple(found)
@@ -488,14 +484,16 @@ async def select_matching(
     )
 
 
-async def find_held_up(reader: Reader, execution: records.Execution) -> Explanation | None:
+async def find_held_up(
+    reader: Reader, execution: records.Execution
+) -> diagnosis.Explanation | None:
     """Of all that an execution waits for, also through others, the first that needs somebody."""
     waiting = deque(await waited_for(reader, execution))
     for _ in range(LOOKED_AT_MAX):
         if not waiting:
             return None
         each = waiting.popleft()
-        why = explain(each, await surroundings(reader, each))
+        why = diagnosis.explain(each, await surroundings(reader, each))
         if why.needs_somebody:
             return why
         waiting.extend(await waited_for(reader, each))
@@ -504,19 +502,19 @@ async def find_held_up(reader: Reader, execution: records.Execution) -> Explanat
 
 async def waited_for(reader: Reader, execution: records.Execution) -> list[records.Execution]:
     """Those that have not ended and that an execution waits for: a few of them."""
-    if awaits_others(execution):
+    if diagnosis.awaits_others(execution):
         rows = await reader.select_records(
             records.Waiter, "awaited_by", waiting=execution.execution_id, limit=LOOKED_AT_MAX
         )
-        asked = [each.execution_id for each in rows]
+        awaited = [each.execution_id for each in rows]
     else:
         join = await read_join_facts(reader, execution)
-        asked = [] if join is None else [each.execution_id for each in join.upstreams]
-    found = await reader.get(records.Execution, [shell.execution_key(each) for each in asked])
+        awaited = [] if join is None else [each.execution_id for each in join.upstreams]
+    found = await reader.get(records.Execution, [shell.execution_key(each) for each in awaited])
     return [each for each in found.values() if each.lifecycle_phase is not LifecyclePhase.TERMINAL]
 
 
-async def surroundings(reader: Reader, execution: records.Execution) -> Surroundings:
+async def surroundings(reader: Reader, execution: records.Execution) -> diagnosis.Surroundings:
     lane_key = (execution.lane_id,)
     facts = await gates.gate_facts(reader, [execution.route_id]) if execution.ready else {}
     now_ms = await reader.now_ms()
@@ -530,9 +528,12 @@ async def surroundings(reader: Reader, execution: records.Execution) -> Surround
         execution_id=ids.uuid_of(execution.execution_id),
         limit=QUEUE_COUNT_MAX + 1,
     )
+    suspension = await find_suspension(
+        reader, execution.execution_id, execution.current_suspension_id
+    )
     present = await present_workers(reader)
     need = workers.need_of(execution, required)
-    return Surroundings(
+    return diagnosis.Surroundings(
         lane=await reader.get_one(records.Lane, lane_key),
         required=required,
         ahead=ahead if ahead <= QUEUE_COUNT_MAX else None,
@@ -541,10 +542,10 @@ async def surroundings(reader: Reader, execution: records.Execution) -> Surround
         other_versions=workers.other_versions(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
-        progress=await condition_progress(
-            reader, execution.execution_id, execution.current_suspension_id
-        ),
-        times_out_at_ms=await times_out_at(reader, execution),
+        progress=await progress_of(reader, suspension),
+        times_out_at_ms=suspension.timeout_at_ms
+        if suspension is not None and suspension.timeout_behavior is not None
+        else None,
         set_aside=await set_aside_before(reader, execution),
         failed_step=await failed_step_of(reader, execution),
         granted_to=await granted_to(reader, execution),
@@ -561,8 +562,7 @@ async def load_kept(reader: Reader, execution: records.Execution) -> Sequence[re
     return await reader.select_records(
         records.SignalFacts,
         "list_kept_signals",
-        partition_key=execution.partition_key,
-        execution_id=ids.uuid_of(execution.execution_id),
+        **shell.columns_of(execution.execution_id),
         limit=bounds.KEPT_SIGNALS_READ_MAX,
     )
 
@@ -571,10 +571,12 @@ async def with_kept_signals(
     reader: Reader, execution: records.Execution, seen: Snapshot
 ) -> Snapshot:
     """The view, with the first of the signals that no wait has taken, and their number."""
+    if not execution.keeps_signals:
+        return seen
     found = await load_kept(reader, execution)
     shown = found[: bounds.KEPT_SIGNALS_SHOWN_MAX]
     keys = [(each.partition_key, each.execution_id, each.signal_id) for each in shown]
-    signals = await reader.get(records.SignalRecord, keys) if keys else {}
+    signals = await reader.get(records.SignalRecord, keys)
     kept = tuple(views.kept_signal(signals[key]) for key in keys)
     return structs.replace(seen, kept_signals=kept, kept_signal_count=len(found))
 
@@ -586,22 +588,11 @@ async def waits_for(reader: Reader, execution: records.Execution) -> tuple[str, 
     found = await reader.select_records(
         records.Waitpoint,
         "list_open_waitpoints",
-        partition_key=ids.partition_of(execution.execution_id),
-        execution_id=ids.uuid_of(execution.execution_id),
+        **shell.columns_of(execution.execution_id),
         after=ids.FIRST_UUID,
         limit=bounds.PAGE_MAX,
     )
     return tuple(dict.fromkeys(str(each.waitpoint_key) for each in found))
-
-
-async def times_out_at(reader: Reader, execution: records.Execution) -> int | None:
-    """When the wait ends that the execution is suspended on, met or not."""
-    suspension = await find_suspension(
-        reader, execution.execution_id, execution.current_suspension_id
-    )
-    if suspension is None or suspension.timeout_behavior is None:
-        return None
-    return suspension.timeout_at_ms
 
 
 async def set_aside_before(reader: Reader, execution: records.Execution) -> str:
@@ -611,8 +602,7 @@ async def set_aside_before(reader: Reader, execution: records.Execution) -> str:
     last = await reader.select_records(
         records.Suspension,
         "last_closed_suspension",
-        partition_key=execution.partition_key,
-        execution_id=ids.uuid_of(execution.execution_id),
+        **shell.columns_of(execution.execution_id),
     )
     return set_aside_reason(last[0] if last else None)
 
@@ -648,15 +638,17 @@ async def condition_progress(
     reader: Reader, execution_id: ids.ExecutionId, suspension_id: str | None
 ) -> Progress | None:
     """How far the condition is that the execution is suspended on."""
-    suspension = await find_suspension(reader, execution_id, suspension_id)
+    return await progress_of(reader, await find_suspension(reader, execution_id, suspension_id))
+
+
+async def progress_of(reader: Reader, suspension: records.Suspension | None) -> Progress | None:
     if suspension is None:
         return None
     came = await reader.select_records(
         records.SignalFacts,
         "list_satisfiers",
-        partition_key=ids.partition_of(execution_id),
-        execution_id=ids.uuid_of(execution_id),
         suspension_id=suspension.suspension_id,
+        **shell.columns_of(suspension.execution_id),
     )
     return progress(stored_condition(suspension.resume_condition), came)
 

@@ -3,7 +3,7 @@
 Each distinct (namespace, lane, kind, required capabilities, gates) is one small row;
 executions point at it. Claims pick routes first and rows second.
 
-A route that no execution uses and no process has asked for in a day is deleted. Processes
+A route that no execution uses and no process has looked up in a day is deleted. Processes
 remember the ids of those they use and ask for them again every hour. An id may still be out of
 date, so a transaction that creates executions first checks that its routes exist, and holds them
 until it ends.

@@ -6,7 +6,7 @@ transaction: a process that dies in between leaves the due time as it was.
 A schedule's lock comes before all others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -18,13 +18,7 @@ from flowfabric.core.creation import Checked
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.records import Lane
 from flowfabric.core.results import CreateResult
-from flowfabric.core.schedules import (
-    Firing,
-    FiringPlan,
-    Schedule,
-    ScheduleDefinition,
-    check_schedule_id,
-)
+from flowfabric.core.schedules import FiringPlan, Schedule, ScheduleDefinition
 from flowfabric.core.transitions import Changes
 from flowfabric.cron import recurrence_of
 from flowfabric.engine import paging
@@ -94,38 +88,40 @@ class Schedules(Group):
 
     async def remove_schedule(self, schedule_id: str, *, namespace: str = "default") -> Schedule:
         """Forget the schedule. Executions it has created stay as they are."""
+        key = check_key(schedule_id, namespace)
 
         async def body(tx: Transaction) -> Schedule:
             schedule = await lock_schedule(tx, key)
             await tx.save(Changes(deletes=(schedule,)))
             return schedule
 
-        key = check_key(schedule_id, namespace)
         return await self.store.transact(body)
 
     async def pause_schedule(self, schedule_id: str, *, namespace: str = "default") -> Schedule:
         """Let due times pass without effect until it is resumed. Safe to repeat."""
-
-        async def body(tx: Transaction) -> Schedule:
-            paused = rules.pause(await lock_schedule(tx, key), await tx.now_ms())
-            await tx.save(Changes(updates=(paused,)))
-            return paused
-
-        key = check_key(schedule_id, namespace)
-        return await self.store.transact(body)
+        return await self._change(schedule_id, namespace, rules.pause)
 
     async def resume_schedule(self, schedule_id: str, *, namespace: str = "default") -> Schedule:
         """Continue with the next due time; those that passed during the pause are dropped."""
+        return await self._change(
+            schedule_id,
+            namespace,
+            lambda schedule, now_ms: rules.resume(schedule, recurrence_of(schedule), now_ms),
+        )
+
+    async def _change(
+        self, schedule_id: str, namespace: str, change: Callable[[Schedule, int], Schedule]
+    ) -> Schedule:
+        key = check_key(schedule_id, namespace)
 
         async def body(tx: Transaction) -> Schedule:
             schedule = await lock_schedule(tx, key)
             now_ms = await tx.now_ms()
-            resumed = rules.resume(schedule, recurrence_of(schedule), now_ms)
-            await tx.save(Changes(updates=(resumed,)))
-            hint_if_soon(tx, resumed.next_due_at_ms, now_ms)
-            return resumed
+            changed = change(schedule, now_ms)
+            await tx.save(Changes(updates=(changed,)))
+            hint_if_soon(tx, changed.next_due_at_ms, now_ms)
+            return changed
 
-        key = check_key(schedule_id, namespace)
         return await self.store.transact(body)
 
     async def trigger_schedule(
@@ -146,8 +142,7 @@ class Schedules(Group):
         return await self.shell.values.through(found, self._shown)
 
     async def _find(self, schedule_id: str, namespace: str) -> Schedule | None:
-        key = check_key(schedule_id, namespace)
-        return await self.store.read(lambda reader: reader.get_one(Schedule, key))
+        return await self.get_one(Schedule, check_key(schedule_id, namespace))
 
     async def list_schedules(
         self,
@@ -270,7 +265,7 @@ class Schedules(Group):
 
 
 def check_key(schedule_id: str, namespace: str) -> Key:
-    return (parse_namespace(namespace), check_schedule_id(schedule_id))
+    return (parse_namespace(namespace), rules.check_schedule_id(schedule_id))
 
 
 async def lock_schedule(tx: Transaction, key: Key) -> Schedule:
@@ -288,13 +283,5 @@ def _behind(moved: Sequence[Schedule], now_ms: int) -> bool:
 def _moved(due: Due, results: Iterator[CreateResult], now_ms: int) -> Schedule:
     if due.error is not None:
         return rules.refused(due.schedule, due.plan, due.error)
-    firings = tuple(
-        Firing(
-            namespace=due.schedule.namespace,
-            schedule_id=due.schedule.schedule_id,
-            due_at_ms=due_ms,
-            execution_id=next(results).execution_id,
-        )
-        for due_ms in due.plan.due_at_ms
-    )
-    return rules.fired(due.schedule, due.plan, firings, now_ms)
+    created = [next(results).execution_id for _ in due.plan.due_at_ms]
+    return rules.fired(due.schedule, due.plan, created, now_ms)

@@ -16,21 +16,11 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 from msgspec import Struct
 
 from flowfabric.config import EngineConfig
-from flowfabric.core import ids, leases, transitions
+from flowfabric.core import ids, leases, records, transitions
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import ScannerFilter, check_scanner_filter
 from flowfabric.core.handles import Handle, HandleKind, Signer, from_wire
-from flowfabric.core.records import (
-    Attempt,
-    Execution,
-    Record,
-    StoredGrant,
-    Suspension,
-    Waitpoint,
-    first_attempt,
-    runs_first_attempt,
-)
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.routes import KnowsRoutes
@@ -38,12 +28,12 @@ from flowfabric.engine.topics import hint_about, hint_locked
 from flowfabric.engine.values import Values
 from flowfabric.errors import AlreadySuspended, FlowFabricError, InvalidInput, NotFound
 from flowfabric.store import base
-from flowfabric.store.joining import OnConnection
+from flowfabric.store.caller_connections import OnConnection
 
 T = TypeVar("T")
 V = TypeVar("V")
 F = TypeVar("F")
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=records.Record)
 G = TypeVar("G", bound="Group")
 P = ParamSpec("P")
 
@@ -199,7 +189,7 @@ class Shell(KnowsRoutes):
         hint_about(tx, changes, now_ms)
         return outcomes
 
-    async def decide_rest(
+    async def decide_remaining(
         self,
         opened: Sequence[V | FlowFabricError],
         sure: Mapping[int, T],
@@ -457,6 +447,14 @@ def execution_key(execution_id: ids.ExecutionId) -> base.Key:
     return (ids.partition_of(execution_id), execution_id)
 
 
+def columns_of(execution_id: ids.ExecutionId) -> dict[str, base.Parameter]:
+    """One execution as the parameters of a statement."""
+    return {
+        "partition_key": ids.partition_of(execution_id),
+        "execution_id": ids.uuid_of(execution_id),
+    }
+
+
 def id_columns(execution_ids: Collection[ids.ExecutionId]) -> dict[str, base.Parameter]:
     """Executions as the parameters of a set-based statement."""
     partitions, uuids = ids.split_ids(execution_ids)
@@ -467,17 +465,17 @@ async def lock_subjects(
     tx: base.Transaction, execution_ids: Iterable[ids.ExecutionId]
 ) -> dict[ids.ExecutionId, transitions.Subject]:
     """Lock executions with their current attempts; ids without a row are omitted."""
-    executions = await tx.lock(Execution, [execution_key(i) for i in sorted(execution_ids)])
+    executions = await tx.lock(records.Execution, [execution_key(i) for i in sorted(execution_ids)])
     hint_locked(tx, executions.values())
     attempts = await _lock_attempts(tx, executions.values())
     signs = await signs_of_life(tx, executions.values())
     granted = [key for key, each in executions.items() if each.granted_until_ms is not None]
-    grants = await tx.get(StoredGrant, granted)
+    grants = await tx.get(records.StoredGrant, granted)
     opened = await lock_open(tx, executions.values())
     return {
         execution.execution_id: transitions.Subject(
             execution=execution,
-            attempt=attempts.get(execution.execution_id) or first_attempt(execution),
+            attempt=attempts.get(execution.execution_id) or records.first_attempt(execution),
             signs=signs.get(execution.execution_id, transitions.NO_SIGNS),
             grant=grants.get(key),
             suspension=opened.suspensions.get(execution.execution_id),
@@ -496,53 +494,53 @@ async def lock_subject(tx: base.Transaction, execution_id: ids.ExecutionId) -> t
 
 async def lock_free(
     tx: base.Transaction, execution_ids: Sequence[ids.ExecutionId]
-) -> dict[ids.ExecutionId, Execution]:
+) -> dict[ids.ExecutionId, records.Execution]:
     """Lock those that no other transaction holds; return the others as they are, unlocked."""
     locked = await tx.select_as(
         ids.ExecutionId, "lock_free_executions", **id_columns(execution_ids)
     )
     left = [execution_key(each) for each in execution_ids if each not in set(locked)]
-    return {each.execution_id: each for each in (await tx.get(Execution, left)).values()}
+    return {each.execution_id: each for each in (await tx.get(records.Execution, left)).values()}
 
 
 async def _lock_attempts(
-    tx: base.Transaction, executions: Iterable[Execution]
-) -> dict[ids.ExecutionId, Attempt]:
+    tx: base.Transaction, executions: Iterable[records.Execution]
+) -> dict[ids.ExecutionId, records.Attempt]:
     """Lock the current attempts that have a row."""
     stored: list[base.Key] = []
     unstored: list[base.Key] = []
     for execution in executions:
         if execution.total_attempt_count > 0:
-            keys = unstored if runs_first_attempt(execution) else stored
+            keys = unstored if records.runs_first_attempt(execution) else stored
             keys.append((*execution_key(execution.execution_id), execution.current_attempt_index))
-    tx.note_absent(Attempt, unstored)
-    found = await tx.lock(Attempt, stored)
+    tx.note_absent(records.Attempt, unstored)
+    found = await tx.lock(records.Attempt, stored)
     return {attempt.execution_id: attempt for attempt in found.values()}
 
 
 class OpenPauses(Struct, frozen=True, kw_only=True):
     """What is open of suspensions and waitpoints."""
 
-    suspensions: dict[ids.ExecutionId, Suspension] = {}
-    waitpoints: dict[ids.ExecutionId, tuple[Waitpoint, ...]] = {}
+    suspensions: dict[ids.ExecutionId, records.Suspension] = {}
+    waitpoints: dict[ids.ExecutionId, tuple[records.Waitpoint, ...]] = {}
 
 
-async def lock_open(tx: base.Transaction, executions: Iterable[Execution]) -> OpenPauses:
+async def lock_open(tx: base.Transaction, executions: Iterable[records.Execution]) -> OpenPauses:
     """Lock what is open. Most executions have nothing open, and cost nothing here."""
     waiting = [e for e in executions if e.current_suspension_id or e.open_waitpoint_count]
     if not waiting:
         return OpenPauses()
     suspensions = await tx.lock(
-        Suspension,
+        records.Suspension,
         [
             (e.partition_key, e.execution_id, e.current_suspension_id)
             for e in waiting
             if e.current_suspension_id is not None
         ],
     )
-    waitpoints: dict[ids.ExecutionId, tuple[Waitpoint, ...]] = {}
+    waitpoints: dict[ids.ExecutionId, tuple[records.Waitpoint, ...]] = {}
     for waitpoint in await tx.select_records(
-        Waitpoint, "lock_open_waitpoints", **id_columns([e.execution_id for e in waiting])
+        records.Waitpoint, "lock_open_waitpoints", **id_columns([e.execution_id for e in waiting])
     ):
         others = waitpoints.get(waitpoint.execution_id, ())
         waitpoints[waitpoint.execution_id] = (*others, waitpoint)

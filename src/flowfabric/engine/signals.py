@@ -8,8 +8,7 @@ wrote would take longer where there is something to write to.
 
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Unpack
 
@@ -50,7 +49,7 @@ from flowfabric.engine.waitpoint_keys import load_keys
 from flowfabric.engine.waitpoints import SuspensionView, Waitpoints, find_waitpoint
 from flowfabric.errors import BackendErrorKind, InvalidInput, InvalidToken, NotFound, Transport
 from flowfabric.logs import open_log
-from flowfabric.store.base import Parameter, Reader, Saving, Transaction, Unlocked
+from flowfabric.store.base import Reader, Saving, Transaction, Unlocked
 
 log = open_log(__name__)
 
@@ -70,7 +69,10 @@ class Refusals:
         now_s = time.monotonic()
         if self._last_s is not None and now_s - self._last_s < REFUSALS_LOGGED_EVERY_S:
             return
-        log.warning("%d signals refused: %s, the last for %s", self._since, code, execution_id)
+        if self._since == 1:
+            log.warning("a signal was refused: %s, for %s", code, execution_id)
+        else:
+            log.warning("%d signals refused: %s, the last for %s", self._since, code, execution_id)
         self._last_s, self._since = now_s, 0
 
 
@@ -78,16 +80,11 @@ REFUSALS = Refusals()
 """Of this process."""
 
 
-def _new_id() -> ids.SignalId:
-    return ids.SignalId(shell.new_uuid())
-
-
 def kept_topic(worker_instance_id: str) -> str:
     """Hinted when a signal reaches an execution that this worker runs."""
     return f"kept:{worker_instance_id}"
 
 
-SIGNAL_TOPIC = "signal"
 _PARTITION = re.compile(r"^\{fp:([0-9]+)\}:")
 _NOBODY = ids.ExecutionId(f"{{fp:{ids.INDEX_MAX}}}:{ids.FIRST_UUID}")
 """An id that no execution has."""
@@ -112,13 +109,8 @@ class Delivery(Struct, frozen=True, kw_only=True):
     lane_id: str | None = None
 
 
-@contextmanager
-def refusals_logged(delivery: Delivery) -> Iterator[None]:
-    try:
-        yield
-    except InvalidToken as error:
-        REFUSALS.note(delivery.execution_id, error.code)
-        raise
+Receiver = tuple[Subject, signals.SignalFindings]
+"""What a delivery is decided about."""
 
 
 class SignalOperations(Waitpoints):
@@ -136,9 +128,19 @@ class SignalOperations(Waitpoints):
         A pending waitpoint keeps the signal for the suspension to come. Repeats, by
         `idempotency_key` or by `signal_id`, get the signal that was accepted first.
         """
-        request = await self._signal_asked_for(signal_name, options)
-        delivery = _delivery(execution_id, waitpoint_id, waitpoint_token, request)
-        return await self._deliver(delivery)
+        request = await self._request(signal_name, options)
+        delivery = Delivery(
+            # Reveal nothing about which partitions exist: the token decides.
+            execution_id=_bearers_execution_id(execution_id),
+            address=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),
+            request=request,
+            token=check_token(waitpoint_token),
+        )
+        try:
+            return await self._deliver(delivery)
+        except InvalidToken as error:
+            REFUSALS.note(delivery.execution_id, error.code)
+            raise
 
     deliver_signal_on = shell.joined(deliver_signal)
     deliver_signal_on_sync = shell.joined_sync(deliver_signal)
@@ -163,7 +165,7 @@ class SignalOperations(Waitpoints):
         check_text("idempotency_suffix", idempotency_suffix)
         request = signals.SignalRequest(
             signal_name=signal_name,
-            new_id=_new_id(),
+            new_id=ids.SignalId(shell.new_uuid()),
             signal_category="approval",
             source_type="operator",
             source_identity=operator_identity,
@@ -197,41 +199,41 @@ class SignalOperations(Waitpoints):
         same name.
         """
         key = check_name("waitpoint_key", waitpoint_key)
-        given: signals.SignalOptions = {"source_type": "operator", **options}
         delivery = Delivery(
             execution_id=self.shell.check_execution_id(execution_id),
             address=WaitpointName(ids.WaitpointKey(key), check_bool("keep", keep)),
-            request=await self._signal_asked_for(signal_name, given),
+            request=await self._request(signal_name, {"source_type": "operator", **options}),
         )
         return await self._deliver(delivery)
 
     async def _deliver(self, delivery: Delivery) -> signals.SignalResult:
         request = delivery.request
-        decide = partial(_decide, delivery)
         lock = partial(_lock_receiver, delivery)
-        with refusals_logged(delivery):
-            if request.idempotency_key is None and request.signal_id is None:
-                sure = await self._deliver_sure(delivery)
-                if sure is not None:
-                    return sure
-                read = partial(_read_receiver, delivery)
-                return await self.shell.decide_unlocked_first(read, lock, decide)
+
+        def decide(receiver: Receiver, timing: Timing) -> Decision[signals.SignalResult]:
+            subject, found = receiver
+            return signals.decide_deliver(subject, request, found, timing)
+
+        if request.idempotency_key is not None or request.signal_id is not None:
             return await self.shell.decide_loaded(lock, decide)
+        sure = await self._deliver_sure(delivery)
+        if sure is not None:
+            return sure
+        read = partial(_read_receiver, delivery)
+        return await self.shell.decide_unlocked_first(read, lock, decide)
 
     async def _deliver_sure(self, delivery: Delivery) -> signals.SignalResult | None:
         """Deliver in one round trip if the execution waits for nothing else; None if it does."""
         address, request = delivery.address, delivery.request
         if not isinstance(address, WaitpointName) or not self.shell.commits:
             return None
-        sure = signals.SureSignal.of(request, address.waitpoint_key)
         accepted = signals.SignalAccepted(signal_id=request.new_id, effect=SignalEffect.SATISFIED)
         try:
             rows = await self.store.execute_alone(
                 "signal_waiting",
-                (SIGNAL_TOPIC, topics.EVENT_TOPIC),
-                partition_key=ids.partition_of(delivery.execution_id),
-                execution_id=ids.uuid_of(delivery.execution_id),
-                **structs.asdict(sure),
+                (topics.EVENT_TOPIC,),
+                **shell.columns_of(delivery.execution_id),
+                **signals.sure_signal(request, address.waitpoint_key),
             )
         except Transport as lost:
             if lost.kind is not BackendErrorKind.TRANSPORT:
@@ -247,17 +249,14 @@ class SignalOperations(Waitpoints):
             return accepted if isinstance(answer, signals.SignalDuplicate) else answer
         return accepted if rows else None
 
-    async def _signal_asked_for(
+    async def _request(
         self, signal_name: str, options: signals.SignalOptions
     ) -> signals.SignalRequest:
-        packed = await self.shell.values.through(options, self._packed)
-        return signals.SignalRequest(signal_name=signal_name, new_id=_new_id(), **packed)
-
-    def _packed(self, options: signals.SignalOptions) -> signals.SignalOptions:
-        payload = options.get("payload")
-        return (
-            options if payload is None else {**options, "payload": self.shell.values.pack(payload)}
-        )
+        values, payload = self.shell.values, options.get("payload")
+        if payload is not None:
+            options = {**options, "payload": await values.through(payload, values.pack)}
+        new_id = ids.SignalId(shell.new_uuid())
+        return signals.SignalRequest(signal_name=signal_name, new_id=new_id, **options)
 
     # Signals that no wait has taken yet: taking them while working
     #
@@ -358,7 +357,11 @@ class SignalOperations(Waitpoints):
         async def body(reader: Reader) -> bool:
             execution = await reader.get_one(Execution, key)
             # One that is gone, or held by another worker, is refused under lock.
-            return execution is None or execution.keeps_signals or _not_held(execution, handle)
+            return (
+                execution is None
+                or execution.keeps_signals
+                or execution.lease_id != handle.lease_id
+            )
 
         return await self.store.read(body)
 
@@ -390,11 +393,7 @@ async def _lock_met(
     suspension = await tx.lock_one(Suspension, (*at, suspension_id))
     if suspension is None:
         return None
-    of_it: dict[str, Parameter] = {
-        "partition_key": execution.partition_key,
-        "execution_id": ids.uuid_of(execution.execution_id),
-        "suspension_id": suspension_id,
-    }
+    of_it = {**shell.columns_of(execution.execution_id), "suspension_id": suspension_id}
     waitpoints = await tx.select_records(Waitpoint, "list_suspension_waitpoints", **of_it)
     locked = await tx.lock(Waitpoint, [(*at, each.waitpoint_id) for each in waitpoints])
     return MetWait(
@@ -402,45 +401,6 @@ async def _lock_met(
         waitpoints=tuple(locked.values()),
         signals=await tx.select_records(SignalFacts, "list_satisfiers", **of_it),
         dedups=await tx.select_records(SignalDedup, "list_satisfier_dedups", **of_it),
-    )
-
-
-def _not_held(execution: Execution, handle: Handle) -> bool:
-    return execution.lease_id != handle.lease_id
-
-
-class _Receiver(Struct, frozen=True, kw_only=True):
-    """What a delivery is decided about."""
-
-    subject: Subject
-    found: signals.SignalFindings
-
-
-def _decide(
-    delivery: Delivery, receiver: _Receiver, timing: Timing
-) -> Decision[signals.SignalResult]:
-    return signals.decide_deliver(receiver.subject, delivery.request, receiver.found, timing)
-
-
-def _hint(tx: Saving, execution: Execution) -> None:
-    tx.hint(SIGNAL_TOPIC)
-    if execution.ownership_state is OwnershipState.LEASED and execution.worker_instance_id:
-        tx.hint(kept_topic(execution.worker_instance_id))
-    topics.hint_locked(tx, [execution])
-
-
-def _delivery(
-    execution_id: str,
-    waitpoint_id: str,
-    waitpoint_token: str | WaitpointToken,
-    request: signals.SignalRequest,
-) -> Delivery:
-    return Delivery(
-        # Reveal nothing about which partitions exist: the token decides.
-        execution_id=_bearers_execution_id(execution_id),
-        address=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),
-        request=request,
-        token=check_token(waitpoint_token),
     )
 
 
@@ -462,15 +422,13 @@ async def _key_of(reader: Reader, delivery: Delivery) -> HmacKey | None:
     return matching_key(delivery.token, delivery.execution_id, delivery.address, keys)
 
 
-async def _read_receiver(delivery: Delivery, tx: Unlocked) -> _Receiver | None:
+async def _read_receiver(delivery: Delivery, tx: Unlocked) -> Receiver | None:
     """Without locks, for a signal that is no repeat."""
     key = await _key_of(tx, delivery)
-    execution_id = delivery.execution_id
     rows = await tx.select_joined(
         (Execution, Suspension, Waitpoint),
         "read_for_signal",
-        partition_key=ids.partition_of(execution_id),
-        execution_id=ids.uuid_of(execution_id),
+        **shell.columns_of(delivery.execution_id),
     )
     execution = rows[0].get(Execution) if rows else None
     if execution is None:
@@ -485,7 +443,7 @@ async def _read_receiver(delivery: Delivery, tx: Unlocked) -> _Receiver | None:
     return await _receive(tx, delivery, key, subject)
 
 
-async def _lock_receiver(delivery: Delivery, tx: Transaction) -> _Receiver:
+async def _lock_receiver(delivery: Delivery, tx: Transaction) -> Receiver:
     """Lock what a signal can change: the attempt stays as it is until the next claim."""
     key = await _key_of(tx, delivery)
     execution = await tx.lock_one(Execution, shell.execution_key(delivery.execution_id))
@@ -507,49 +465,51 @@ async def _receive(
     key: HmacKey | None,
     subject: Subject | None,
     earlier: Sequence[SignalDedup] = (),
-) -> _Receiver:
+) -> Receiver:
     """The receiver, with everything the decision needs; raises if it may not get the signal."""
     now_ms = await tx.now_ms()
     if key is not None:
         check_accepted(key, now_ms)
+    execution = None if subject is None else subject.execution
     namespace = delivery.request.namespace
-    if subject is None or namespace not in (None, subject.execution.namespace):
+    if subject is None or execution is None or namespace not in (None, execution.namespace):
         raise NotFound("execution", delivery.execution_id)
-    lane_id = subject.execution.lane_id
+    lane_id = execution.lane_id
     if delivery.lane_id not in (None, lane_id):
         raise InvalidInput("lane_id", f"lane_mismatch: the execution is in lane {lane_id!r}")
-    address = _address(subject, delivery, earlier, now_ms)
-    dedup = next((each for each in earlier if each.waitpoint_id == address), None)
-    found = await _find_for(tx, subject, delivery, address, dedup)
-    _hint(tx, subject.execution)
-    return _Receiver(subject=subject, found=found)
+    found = await _find_for(tx, subject, delivery, earlier, now_ms)
+    if execution.ownership_state is OwnershipState.LEASED and execution.worker_instance_id:
+        tx.hint(kept_topic(execution.worker_instance_id))
+    topics.hint_locked(tx, [execution])
+    return subject, found
 
 
 async def _find_for(
     reader: Reader,
     subject: Subject,
     delivery: Delivery,
-    address: ids.WaitpointId,
-    dedup: SignalDedup | None,
+    earlier: Sequence[SignalDedup],
+    now_ms: int,
 ) -> signals.SignalFindings:
-    """What the decision needs."""
-    request = delivery.request
-    at = (subject.execution.partition_key, subject.execution.execution_id)
-    waitpoint = await find_waitpoint(reader, subject, address)
-    if waitpoint is not None:
-        key = waitpoint.waitpoint_key
-    elif isinstance(delivery.address, WaitpointName):
-        key = delivery.address.waitpoint_key
+    """Which waitpoint the signal goes to, and what else the decision needs."""
+    request, address = delivery.request, delivery.address
+    if isinstance(address, WaitpointName):
+        keep, mailbox_key = address.keep, address.waitpoint_key
+        waitpoint_id = signals.addressed(subject, mailbox_key, earlier, now_ms, keep=keep)
     else:
-        raise NotFound("waitpoint", delivery.address)
+        keep, mailbox_key, waitpoint_id = True, None, address
+    waitpoint = await find_waitpoint(reader, subject, waitpoint_id)
+    key = mailbox_key if waitpoint is None else waitpoint.waitpoint_key
+    if key is None:
+        raise NotFound("waitpoint", waitpoint_id)
+    at = (subject.execution.partition_key, subject.execution.execution_id)
     chosen = [] if request.signal_id is None else [(*at, request.signal_id)]
-    recorded = await reader.get(SignalFacts, chosen)
     return signals.SignalFindings(
         waitpoint=waitpoint,
-        mailbox=Mailbox(waitpoint_id=address, waitpoint_key=key),
-        dedup=dedup,
-        recorded=bool(recorded),
-        keep=not isinstance(delivery.address, WaitpointName) or delivery.address.keep,
+        mailbox=Mailbox(waitpoint_id=waitpoint_id, waitpoint_key=key),
+        dedup=next((each for each in earlier if each.waitpoint_id == waitpoint_id), None),
+        recorded=bool(await reader.get(SignalFacts, chosen)),
+        keep=keep,
         satisfiers=await _satisfiers(reader, subject),
         kept=await _kept_size(reader, subject.execution),
     )
@@ -560,10 +520,7 @@ async def _kept_size(reader: Reader, execution: Execution) -> KeptSize:
     if not execution.keeps_signals:
         return KeptSize()
     (size,) = await reader.select_as(
-        KeptSize,
-        "size_kept_signals",
-        partition_key=execution.partition_key,
-        execution_id=ids.uuid_of(execution.execution_id),
+        KeptSize, "size_kept_signals", **shell.columns_of(execution.execution_id)
     )
     return size
 
@@ -582,22 +539,11 @@ async def _lock_earlier(
     return await tx.select_records(
         SignalDedup,
         "list_signal_dedups",
-        partition_key=execution.partition_key,
-        execution_id=ids.uuid_of(execution.execution_id),
+        **shell.columns_of(execution.execution_id),
         waitpoint_key=address.waitpoint_key,
         mailbox_id=mailbox_id(execution.execution_id, address.waitpoint_key),
         idempotency_key=idempotency_key,
     )
-
-
-def _address(
-    subject: Subject, delivery: Delivery, earlier: Sequence[SignalDedup], now_ms: int
-) -> ids.WaitpointId:
-    """Which waitpoint the signal goes to."""
-    if isinstance(delivery.address, str):
-        return delivery.address
-    name = delivery.address
-    return signals.addressed(subject, name.waitpoint_key, earlier, now_ms, keep=name.keep)
 
 
 async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ...]:
@@ -612,8 +558,7 @@ async def _satisfiers(reader: Reader, subject: Subject) -> tuple[SignalFacts, ..
         await reader.select_records(
             SignalFacts,
             "list_satisfiers",
-            partition_key=execution.partition_key,
-            execution_id=ids.uuid_of(execution.execution_id),
+            **shell.columns_of(execution.execution_id),
             suspension_id=suspension.suspension_id,
         )
     )

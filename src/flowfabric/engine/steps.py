@@ -7,11 +7,11 @@ from msgspec import Struct, structs
 from flowfabric.core import checks
 from flowfabric.core.bounds import BATCH_MAX, FAILURE_BYTES_MAX, NAME_BYTES_MAX
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import Step, StepKind
-from flowfabric.core.steps import NewStep, StepStored, decide_record, in_order
+from flowfabric.core.steps import NewStep, StepStored, decide_record, in_order, recoded
 from flowfabric.engine import shell
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import Reader, Transaction
@@ -54,14 +54,16 @@ class Steps(shell.Group):
         return answers
 
     def _packed_report(self, report: StepReport) -> StepReport:
-        step = structs.replace(report.step, result=self.shell.values.pack(report.step.result))
-        return structs.replace(report, step=step)
+        return structs.replace(report, step=recoded(report.step, self.shell.values.pack))
 
     def _check_report(self, report: StepReport) -> StepReport:
         if not isinstance(report, StepReport):
             raise InvalidInput("report", "must be a StepReport", report)
         handle = self.shell.open_handle(report.handle)
-        step = check_step(report.step, self.shell.config.payload_bytes_max)
+        bytes_max = self.shell.config.payload_bytes_max
+        # A codec may make more of what its worker has limited already.
+        failure_max = FAILURE_BYTES_MAX * (2 if self.shell.values.coded else 1)
+        step = check_step(report.step, bytes_max, failure_max)
         if handle is report.handle and step is report.step:
             return report
         return StepReport(handle=handle, step=step)
@@ -111,24 +113,22 @@ class Steps(shell.Group):
 
     async def list_steps(self, execution_id: str) -> tuple[Step, ...]:
         """Every finished step of an execution, in the order they were made in."""
-        asked = self.shell.check_execution_id(execution_id)
-
-        async def body(reader: Reader) -> tuple[Step, ...]:
-            found = await reader.select_records(
-                Step, "list_steps", partition_key=partition_of(asked), execution_id=uuid_of(asked)
-            )
-            return tuple(in_order(found))
-
+        full_id = self.shell.check_execution_id(execution_id)
         values = self.shell.values
         return tuple(
             await values.through_all(
-                await self.store.read(body),
-                lambda each: structs.replace(each, result=values.unpack(each.result)),
+                await self.store.read(lambda reader: steps_of(reader, full_id)),
+                lambda each: recoded(each, values.unpack),
             )
         )
 
 
-def check_step(step: object, result_bytes_max: int) -> NewStep:
+async def steps_of(reader: Reader, execution_id: ExecutionId) -> tuple[Step, ...]:
+    found = await reader.select_records(Step, "list_steps", **shell.columns_of(execution_id))
+    return tuple(in_order(found))
+
+
+def check_step(step: object, result_bytes_max: int, failure_bytes_max: int) -> NewStep:
     if not isinstance(step, NewStep):
         raise InvalidInput("step", "must be a NewStep", step)
     key = checks.check_text("step_key", step.step_key, bytes_max=STEP_KEY_BYTES_MAX, empty=False)
@@ -145,7 +145,7 @@ def check_step(step: object, result_bytes_max: int) -> NewStep:
     if step.position is not None:
         checks.check_int("position", step.position, 1, STEPS_MAX)
     checks.check_optional_bytes(f"the result of {key}", step.result, result_bytes_max)
-    checks.check_optional_bytes(f"the failure of {key}", step.failure, FAILURE_BYTES_MAX)
+    checks.check_optional_bytes(f"the failure of {key}", step.failure, failure_bytes_max)
     if step.sleep_ms is not None:
         checks.check_int("sleep_ms", step.sleep_ms, 0, DURATION_MAX_MS)
     if step.duration_ms is not None:

@@ -43,15 +43,7 @@ from flowfabric.core.streams import (
     decide_forget,
 )
 from flowfabric.core.transitions import Changes
-from flowfabric.engine.shell import (
-    Group,
-    Swept,
-    answered,
-    execution_key,
-    fence_of,
-    id_columns,
-    value_or_error,
-)
+from flowfabric.engine import shell
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
 from flowfabric.store.base import Key, Transaction, UniqueViolation
 
@@ -78,7 +70,7 @@ def stream_topic(execution_id: ExecutionId) -> str:
     return f"stream:{uuid_of(execution_id)}"
 
 
-class Streams(Group):
+class Streams(shell.Group):
     async def append_frame(
         self,
         handle: Handle | bytes,
@@ -99,14 +91,14 @@ class Streams(Group):
             )
         )
         (outcome,) = await self._append([append])
-        return answered(outcome)[0]
+        return shell.answered(outcome)[0]
 
     async def append_frames(
         self, appends: Sequence[FrameAppend]
     ) -> list[tuple[Appended, ...] | FlowFabricError]:
         """Append frames of many attempts at once; each attempt gets its own answers or error."""
         checks.check_list("appends", appends, 0, BATCH_MAX)
-        checked = [value_or_error(self._check_append, each) for each in appends]
+        checked = [shell.value_or_error(self._check_append, each) for each in appends]
         good = [each for each in checked if isinstance(each, Append)]
         outcomes = iter(await self._append(good) if good else ())
         return [each if isinstance(each, FlowFabricError) else next(outcomes) for each in checked]
@@ -116,7 +108,7 @@ class Streams(Group):
     ) -> list[tuple[Appended, ...] | FlowFabricError]:
         values = self.shell.values
         packed = await values.through_all(appends, self._packed)
-        # Summaries are merged where they lie.
+        # Summaries are merged inside the transaction.
         coding = Coding(values.pack, values.unpack)
         for tries_left in reversed(range(TRIES_MAX)):
             try:
@@ -131,11 +123,11 @@ class Streams(Group):
         stored = tuple(self.shell.values.seal(payload) for payload in append.stored)
         return structs.replace(append, stored=stored)
 
-    async def trim_streams(self, *, limit: int = SWEEP_BATCH) -> Swept:
+    async def trim_streams(self, *, limit: int = SWEEP_BATCH) -> shell.Swept:
         """Delete frames that have outlived their time, or their execution."""
         checks.check_int("limit", limit, 1, BATCH_MAX)
 
-        async def body(tx: Transaction) -> Swept:
+        async def body(tx: Transaction) -> shell.Swept:
             now_ms = await tx.now_ms()
             due = await tx.select_records(Stream, "due_streams", now_ms=now_ms, limit=limit)
             left = FRAMES_PER_SWEEP
@@ -150,10 +142,10 @@ class Streams(Group):
                     else:
                         kept.append(after)
             await _delete_frames(tx, [*kept, *gone])
-            keys = [(*execution_key(each.execution_id), each.attempt_index) for each in gone]
+            keys = [(*shell.execution_key(each.execution_id), each.attempt_index) for each in gone]
             summaries = (await tx.lock(StreamSummary, keys)).values() if keys else ()
             await tx.save(Changes(updates=tuple(kept), deletes=(*gone, *summaries)))
-            return Swept(acted=len(kept) + len(gone), full=left <= 0 or len(due) == limit)
+            return shell.Swept(acted=len(kept) + len(gone), full=left <= 0 or len(due) == limit)
 
         return await self.store.transact(body)
 
@@ -168,7 +160,7 @@ class Streams(Group):
             checks.check_int("retention_maxlen", append.retention_maxlen, 0, FRAMES_KEPT_MAX)
         return Append(
             execution_id=handle.execution_id,
-            fence=fence_of(handle),
+            fence=shell.fence_of(handle),
             frames=tuple(check_frame(each) for each in append.frames),
             stored=tuple(each.payload for each in append.frames),
             retention_maxlen=append.retention_maxlen,
@@ -176,7 +168,7 @@ class Streams(Group):
 
 
 def check_frame(frame: object) -> NewFrame:
-    """The frame, if it can be meant. Its size comes first: the order is the contract."""
+    """Check a frame. Its size is checked first: callers rely on the order."""
     if not isinstance(frame, NewFrame):
         raise InvalidInput("frame", "must be a NewFrame", frame)
     if not isinstance(frame.payload, bytes):
@@ -219,7 +211,7 @@ def _check_mode(mode: object) -> StreamMode:
             return mode
         case BestEffortLive():
             checks.check_int("ttl_ms", mode.ttl_ms, 0, LIVE_TTL_MS_MAX)
-            # What makes no sense is replaced by what does; see `dynamic_maxlen`.
+            # `dynamic_maxlen` replaces values out of range.
             checks.check_int("maxlen_floor", mode.maxlen_floor, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX)
             checks.check_int(
                 "maxlen_ceiling", mode.maxlen_ceiling, -FRAMES_KEPT_MAX, FRAMES_KEPT_MAX
@@ -242,9 +234,9 @@ def _check_number(field: str, value: object) -> None:
 async def _append_in(
     tx: Transaction, appends: Sequence[Append], coding: Coding
 ) -> list[tuple[Appended, ...] | FlowFabricError]:
-    """Decide each in order, each after what those before it have written."""
+    """Decide the appends in order; each sees what earlier ones have written."""
     asked = sorted({append.execution_id for append in appends})
-    rows = await tx.select_as(HolderRow, "hold_for_append", **id_columns(asked))
+    rows = await tx.select_as(HolderRow, "hold_for_append", **shell.id_columns(asked))
     holders = {row.execution_id: row for row in rows}
     now_ms = rows[0].now_ms if rows else 0
     keys = sorted({_key(each.execution_id, each.fence) for each in appends})
@@ -294,7 +286,7 @@ async def _append_in(
 
 
 async def _frames_kept(tx: Transaction, new: Sequence[Key]) -> dict[Key, int]:
-    """How many frames the policies of executions keep, of streams that begin."""
+    """How many frames each new stream keeps, by its execution's policy."""
     if not new:
         return {}
     executions = await tx.get(Execution, [key[:-1] for key in new])
@@ -308,12 +300,12 @@ async def _frames_kept(tx: Transaction, new: Sequence[Key]) -> dict[Key, int]:
 
 
 async def _delete_frames(tx: Transaction, streams: Sequence[Stream]) -> None:
-    """Delete the rows of what `deleted_through` says is gone."""
+    """Delete each stream's rows up to its `deleted_through`."""
     if not streams:
         return
     await tx.select(
         "delete_frames",
-        **id_columns([each.execution_id for each in streams]),
+        **shell.id_columns([each.execution_id for each in streams]),
         attempt_indexes=[each.attempt_index for each in streams],
         throughs=[each.deleted_through for each in streams],
     )
@@ -321,4 +313,4 @@ async def _delete_frames(tx: Transaction, streams: Sequence[Stream]) -> None:
 
 def _key(execution_id: ExecutionId, fence: Fence) -> Key:
     assert fence.attempt_index is not None, "a handle names its attempt"
-    return (*execution_key(execution_id), fence.attempt_index)
+    return (*shell.execution_key(execution_id), fence.attempt_index)

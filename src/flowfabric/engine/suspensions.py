@@ -23,7 +23,6 @@ from flowfabric.core.suspension import (
     SuspendRequest,
     check_suspend,
     decide_suspend,
-    lease_ttl_of,
     may_repeat,
     with_pending,
 )
@@ -31,7 +30,7 @@ from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.waitpoints import Binding, SuspensionDetails, details_of
 from flowfabric.engine import shell, waitpoint_keys
 from flowfabric.engine.reads import load_kept
-from flowfabric.store.base import Joined, Transaction, Unlocked
+from flowfabric.store.base import Transaction, Unlocked
 
 
 class Suspended(Struct, frozen=True, kw_only=True, tag=True):
@@ -51,7 +50,7 @@ SuspendOutcome = Suspended | SuspendSatisfied
 
 
 class Suspending(Struct, frozen=True, kw_only=True):
-    """What a suspend is decided about."""
+    """The rows and the request that a suspend is decided on."""
 
     subject: Subject
     request: SuspendRequest
@@ -63,7 +62,6 @@ class _Repeat(Struct, frozen=True, kw_only=True):
 
     subject: Subject
     answer: SuspendAnswer
-    dedup: records.SuspendDedup
 
 
 class SuspendOptions(TypedDict, total=False):
@@ -120,8 +118,21 @@ class Suspensions(shell.Group):
         request = checked_request(resume_condition, options)
         given = check_fence_given(fence, source="worker")
         assert given is not None
-        answer, handle = await self._suspend(
+        answer, lane_id = await self._suspend(
             self.shell.check_execution_id(execution_id), given, request
+        )
+        held = answer.outcome
+        handle = Handle(
+            backend_tag=self.store.backend_tag,
+            kind=HandleKind.SUSPENDED,
+            execution_id=held.execution_id,
+            attempt_index=held.attempt_index,
+            attempt_id=held.attempt_id,
+            lease_id=held.lease_id,
+            lease_epoch=held.lease_epoch,
+            lease_ttl_ms=held.lease_ttl_ms,
+            lane_id=lane_id,
+            worker_instance_id=held.worker_instance_id,
         )
         return self._outcome(answer, handle)
 
@@ -160,7 +171,7 @@ class Suspensions(shell.Group):
 
     async def _suspend(
         self, execution_id: ids.ExecutionId, fence: Fence, request: SuspendRequest
-    ) -> tuple[SuspendAnswer, Handle]:
+    ) -> tuple[SuspendAnswer, ids.LaneId]:
         async def read(tx: Unlocked) -> Suspending | None:
             """The holder of the lease, unless this is a repeat or takes something over."""
             return await _read_holder(tx, execution_id, request)
@@ -174,15 +185,14 @@ class Suspensions(shell.Group):
 
         def decide(
             what: Suspending | _Repeat, timing: Timing
-        ) -> Decision[tuple[SuspendAnswer, Handle]]:
+        ) -> Decision[tuple[SuspendAnswer, ids.LaneId]]:
             execution = what.subject.execution
             if isinstance(what, _Repeat):
-                if not may_repeat(execution, what.dedup, fence):
+                if not may_repeat(execution, what.answer.outcome, fence):
                     compare_fence(execution, fence)
-                return Decision(answer=(what.answer, self._handle_of(execution, what.dedup)))
+                return Decision(answer=(what.answer, execution.lane_id))
             made = decide_suspend(what.subject, fence, what.request, what.found, timing)
-            answer = (made.answer, self._handle_of(execution, None))
-            return Decision(answer=answer, changes=made.changes)
+            return Decision(answer=(made.answer, execution.lane_id), changes=made.changes)
 
         if request.pending:
             return await self.shell.decide_loaded(lock, decide)
@@ -196,8 +206,7 @@ class Suspensions(shell.Group):
             return None
         execution = subject.execution
         at = (execution.partition_key, execution.execution_id)
-        key = (*at, request.idempotency_key)
-        dedup = await tx.lock_one(records.SuspendDedup, key)
+        dedup = await tx.lock_one(records.SuspendDedup, (*at, request.idempotency_key))
         now_ms = await tx.now_ms()
         if dedup is None or dedup.expires_at_ms <= now_ms:
             return dedup
@@ -207,47 +216,17 @@ class Suspensions(shell.Group):
         waitpoints = await tx.select_records(
             records.Waitpoint,
             "list_suspension_waitpoints",
-            partition_key=execution.partition_key,
-            execution_id=ids.uuid_of(execution.execution_id),
+            **shell.columns_of(execution.execution_id),
             suspension_id=dedup.suspension_id,
         )
         if suspension.waitpoint_id not in [each.waitpoint_id for each in waitpoints]:
             # It is open for another suspension, since a replay: the old answer is void.
             return dedup
         details = details_of(suspension, waitpoints, keys, now_ms)
-        answer = SuspendAnswer(details=details, already_satisfied=dedup.already_satisfied)
-        return _Repeat(subject=subject, answer=answer, dedup=dedup)
-
-    def _handle_of(
-        self, execution: records.Execution, dedup: records.SuspendDedup | None
-    ) -> Handle:
-        """The handle of the lease that was held when the execution was suspended."""
-        if dedup is None:
-            assert execution.lease_id is not None
-            assert execution.current_attempt_id is not None
-            assert execution.worker_instance_id is not None
-            held = (execution.lease_id, execution.current_attempt_id, execution.worker_instance_id)
-            epoch, index = execution.lease_epoch, execution.current_attempt_index
-            ttl_ms = lease_ttl_of(execution)
-        else:
-            held = (dedup.lease_id, dedup.attempt_id, dedup.worker_instance_id)
-            epoch, index, ttl_ms = dedup.lease_epoch, dedup.attempt_index, dedup.lease_ttl_ms
-        lease_id, attempt_id, worker_instance_id = held
-        return Handle(
-            backend_tag=self.store.backend_tag,
-            kind=HandleKind.SUSPENDED,
-            execution_id=execution.execution_id,
-            attempt_index=index,
-            attempt_id=attempt_id,
-            lease_id=lease_id,
-            lease_epoch=epoch,
-            lease_ttl_ms=ttl_ms,
-            lane_id=execution.lane_id,
-            worker_instance_id=worker_instance_id,
-        )
+        return _Repeat(subject=subject, answer=SuspendAnswer(details=details, outcome=dedup))
 
     def _outcome(self, answer: SuspendAnswer, handle: Handle) -> SuspendOutcome:
-        if answer.already_satisfied:
+        if answer.outcome.already_satisfied:
             return SuspendSatisfied(details=answer.details)
         released = structs.replace(handle, kind=HandleKind.SUSPENDED, signature=b"")
         return Suspended(details=answer.details, handle=self.shell.signer.sign(released))
@@ -263,30 +242,25 @@ async def _read_holder(
     rows = await tx.select_joined(
         (records.Execution, records.Attempt, records.HmacKey),
         "read_for_suspend",
-        partition_key=ids.partition_of(execution_id),
-        execution_id=ids.uuid_of(execution_id),
+        **shell.columns_of(execution_id),
     )
     execution = rows[0].get(records.Execution) if rows else None
     key = rows[0].get(records.HmacKey) if rows else None
-    if execution is None or key is None or _has_kept(execution, request):
+    if execution is None or key is None:
         return None
+    if execution.keeps_signals or (request.take_pending and execution.open_waitpoint_count > 0):
+        # There may be something for the suspension to take over.
+        return None
+    attempt = rows[0].get(records.Attempt)
+    if attempt is None:
+        attempt = records.first_attempt(execution)
+        at = (*shell.execution_key(execution_id), execution.current_attempt_index)
+        tx.note_absent(records.Attempt, [at])
     return Suspending(
-        subject=Subject(execution=execution, attempt=_attempt_of(tx, execution, rows[0])),
+        subject=Subject(execution=execution, attempt=attempt),
         request=request,
         found=SuspendFindings(keys=[key]),
     )
-
-
-def _attempt_of(tx: Unlocked, execution: records.Execution, row: Joined) -> records.Attempt | None:
-    """The current attempt, whether it has a row or not."""
-    stored = row.get(records.Attempt)
-    if stored is not None:
-        return stored
-    tx.note_absent(
-        records.Attempt,
-        [(*shell.execution_key(execution.execution_id), execution.current_attempt_index)],
-    )
-    return records.first_attempt(execution)
 
 
 async def lock_suspending(
@@ -313,22 +287,6 @@ async def lock_suspending(
     return Suspending(subject=subject, request=wanted, found=found)
 
 
-def _has_kept(execution: records.Execution, request: SuspendRequest) -> bool:
-    """Whether there may be something for the suspension to take over."""
-    return execution.keeps_signals or (request.take_pending and execution.open_waitpoint_count > 0)
-
-
 def checked_request(resume_condition: Condition, options: SuspendOptions) -> SuspendRequest:
-    return check_suspend(
-        new_ids=new_ids_for(options.get("waitpoints")), resume_condition=resume_condition, **options
-    )
-
-
-def new_ids_for(waitpoints: object) -> list[str]:
-    """As many as a request may need: one for the suspension, one for each waitpoint."""
-    count = (
-        len(waitpoints)
-        if isinstance(waitpoints, list | tuple)
-        else bounds.WAITPOINTS_PER_SUSPENSION_MAX
-    )
-    return [shell.new_uuid() for _ in range(1 + min(count, bounds.WAITPOINTS_PER_SUSPENSION_MAX))]
+    new_ids = iter(shell.new_uuid, "")
+    return check_suspend(new_ids=new_ids, resume_condition=resume_condition, **options)

@@ -19,15 +19,16 @@ from flowfabric.batching import SharedReads
 from flowfabric.core import events, streams, tails
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_bool, check_int
-from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
+from flowfabric.core.ids import ExecutionId
 from flowfabric.core.leases import check_attempt_index
+from flowfabric.core.records import view_of
 from flowfabric.engine import shell, topics
 from flowfabric.engine.shell import Shell
 from flowfabric.engine.streams import stream_topic
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ResourceExhausted
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, level_of, statements_within
-from flowfabric.store.base import HintListener, Reader, Store
+from flowfabric.store.base import HintListener, Key, Reader, Store
 
 log = open_log(__name__)
 
@@ -41,12 +42,16 @@ LOOK_TIMEOUT_S: Final = 5.0
 TAILS_MAX: Final = 10_000
 """Tails that may wait in one process."""
 ATTEMPTS_PER_PAGE: Final = 100
-"""Attempts without anything to say that one read of a whole execution passes over."""
+"""How many silent attempts one read of a whole execution may skip."""
 
 
 class StreamKey(Struct, frozen=True):
     execution_id: ExecutionId
     attempt_index: int
+
+    @property
+    def row(self) -> Key:
+        return (*shell.execution_key(self.execution_id), self.attempt_index)
 
 
 class Slice(Struct, frozen=True, kw_only=True):
@@ -155,7 +160,7 @@ class Tails(shell.Group):
         read: Callable[[], Awaitable[T]],
         is_enough: Callable[[T], bool],
     ) -> T:
-        """Read until it is enough, or the time is over: at first, and after every hint."""
+        """Read now and after every hint, until the result is enough or the time is up."""
         if block_s <= 0:
             return await read()
         until_s = time.monotonic() + block_s
@@ -214,8 +219,7 @@ class Tails(shell.Group):
 
     async def last_frame_at(self, execution_id: str, attempt_index: int) -> int | None:
         """When an attempt last appended to its stream; None if it never has."""
-        asked = self._check_key(execution_id, attempt_index)
-        key = (*shell.execution_key(asked.execution_id), asked.attempt_index)
+        key = self._check_key(execution_id, attempt_index).row
         stream = await self.get_one(streams.Stream, key)
         return None if stream is None else stream.last_frame_at_ms
 
@@ -223,15 +227,14 @@ class Tails(shell.Group):
         self, execution_id: str, attempt_index: int
     ) -> tails.SummaryDocument | None:
         """The summary of an attempt; None if it has none."""
-        asked = self._check_key(execution_id, attempt_index)
-        key = (*shell.execution_key(asked.execution_id), asked.attempt_index)
+        key = self._check_key(execution_id, attempt_index).row
 
         async def body(reader: Reader) -> tails.SummaryDocument | None:
             stream = await reader.get_one(streams.Stream, key)
             if stream is None or stream.forgotten:
                 return None
             found = await reader.get_one(streams.StreamSummary, key)
-            return None if found is None else tails.shown_summary(found)
+            return None if found is None else view_of(tails.SummaryDocument, found)
 
         summary = await self.store.read(body)
         if summary is None:
@@ -314,8 +317,7 @@ async def _frames(reader: Reader, asked: Slice, standing: Standing) -> tails.Str
         found = await reader.select_records(
             streams.FrameRecord,
             "read_frames",
-            partition_key=partition_of(asked.key.execution_id),
-            execution_id=uuid_of(asked.key.execution_id),
+            **shell.columns_of(asked.key.execution_id),
             attempt_index=asked.key.attempt_index,
             from_id=asked.from_id,
             to_id=asked.to_id,
@@ -335,7 +337,7 @@ async def _frames(reader: Reader, asked: Slice, standing: Standing) -> tails.Str
 
 
 async def last_cursor(reader: Reader, execution_id: ExecutionId) -> tails.ExecutionCursor:
-    """After everything there is now."""
+    """The cursor after everything emitted so far."""
     first = StreamKey(execution_id, 0)
     standing = (await standing_of(reader, [first])).get(first)
     if standing is None:
@@ -384,12 +386,7 @@ async def read_on(reader: Reader, place: TailPlace) -> tails.ExecutionFrames:
 
 
 async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> dict[str, int]:
-    found = await reader.select_as(
-        FinishedStep,
-        "finished_steps",
-        partition_key=partition_of(execution_id),
-        execution_id=uuid_of(execution_id),
-    )
+    found = await reader.select_as(FinishedStep, "finished_steps", **shell.columns_of(execution_id))
     return {each.step_key: each.attempt_index for each in found}
 
 
@@ -397,7 +394,7 @@ async def _finished_steps(reader: Reader, execution_id: ExecutionId) -> dict[str
 
 
 class StreamWatch:
-    """Looks after all waiting tails of a process at once."""
+    """Watches the streams of all waiting tails of a process at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -409,7 +406,7 @@ class StreamWatch:
 
     @contextmanager
     def waiting(self, key: StreamKey, hints: HintListener) -> Iterator[None]:
-        """Wake `hints` when anything becomes of the stream, or of its execution."""
+        """Wake `hints` when the stream or its execution changes."""
         if self.number >= TAILS_MAX:
             raise ResourceExhausted("stream_tails", TAILS_MAX)
         self.number += 1
@@ -425,7 +422,7 @@ class StreamWatch:
                 del self._waiting[key]
 
     async def close(self) -> None:
-        """Waiting tails return with what there is, as if their time was over."""
+        """Make waiting tails return what they have, as on a timeout."""
         self.closed = True
         for each in self._waiting.values():
             for hints in each:

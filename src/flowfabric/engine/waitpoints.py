@@ -6,38 +6,15 @@ from typing import Self
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import bounds, events, leases, resumption, waitpoints
+from flowfabric.core import bounds, events, ids, leases, records, resumption, waitpoints
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text, optional
 from flowfabric.core.handles import Handle
-from flowfabric.core.ids import (
-    ExecutionId,
-    SignalId,
-    SuspensionId,
-    WaitpointId,
-    WaitpointKey,
-    check_partition,
-    parse_namespace,
-    parse_uuid,
-    uuid_of,
-)
-from flowfabric.core.records import (
-    HmacKey,
-    SignalEffect,
-    SignalRecord,
-    Step,
-    Suspension,
-    SuspensionReason,
-    TimeoutBehavior,
-    Waitpoint,
-    WaitpointState,
-)
-from flowfabric.core.steps import in_order
+from flowfabric.core.steps import in_order, recoded
 from flowfabric.core.transitions import Changes, Decision, Subject, Timing
-from flowfabric.core.waitpoints import decide_create_waitpoint, decide_repeat_waitpoint
 from flowfabric.engine import paging, shell, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import CodecFailed, NotFound
-from flowfabric.store.base import Joined, Reader, Row, Transaction
+from flowfabric.store.base import Joined, Reader, Transaction
 
 SIGNALS_SHOWN_MAX = 10_000
 
@@ -45,29 +22,29 @@ SIGNALS_SHOWN_MAX = 10_000
 class ResumeSignal(Struct, frozen=True, kw_only=True):
     """A delivered signal as the worker sees it."""
 
-    signal_id: SignalId
+    signal_id: ids.SignalId
     signal_name: str
     signal_category: str
-    waitpoint_key: WaitpointKey
+    waitpoint_key: ids.WaitpointKey
     source_type: str
     source_identity: str
     correlation_id: str
     accepted_at_ms: int
     payload: bytes | None
     payload_encoding: str
-    effect: SignalEffect
+    effect: records.SignalEffect
     matched: bool
 
 
 class SuspensionView(Struct, frozen=True, kw_only=True):
     """One pause, open or over, with the signals that counted."""
 
-    suspension_id: SuspensionId
+    suspension_id: ids.SuspensionId
     attempt_index: int
-    waitpoint_id: WaitpointId
-    reason_code: SuspensionReason
+    waitpoint_id: ids.WaitpointId
+    reason_code: records.SuspensionReason
     timeout_at_ms: int | None
-    timeout_behavior: TimeoutBehavior | None
+    timeout_behavior: records.TimeoutBehavior | None
     continuation_metadata_pointer: str | None
     created_at_ms: int
     satisfied_at_ms: int | None
@@ -88,7 +65,7 @@ class SuspensionView(Struct, frozen=True, kw_only=True):
 class PastRuns(Struct, frozen=True, kw_only=True):
     """What an execution has behind it."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[records.Step, ...] = ()
     """Finished, in the order they were made in."""
     pause: SuspensionView | None = None
     """The last one, open or over."""
@@ -103,10 +80,10 @@ def claimed_progress(progress: str) -> PastRuns:
 class WaitpointView(Struct, frozen=True, kw_only=True):
     """An open waitpoint. Of its token, only enough to identify it."""
 
-    execution_id: ExecutionId
-    waitpoint_id: WaitpointId
-    waitpoint_key: WaitpointKey
-    state: WaitpointState
+    execution_id: ids.ExecutionId
+    waitpoint_id: ids.WaitpointId
+    waitpoint_key: ids.WaitpointKey
+    state: records.WaitpointState
     required_signal_names: tuple[str, ...]
     created_at_ms: int
     activated_at_ms: int | None
@@ -117,15 +94,15 @@ class WaitpointView(Struct, frozen=True, kw_only=True):
 
 class WaitpointPage(Struct, frozen=True, kw_only=True):
     waitpoints: tuple[WaitpointView, ...]
-    next_cursor: WaitpointId | None
+    next_cursor: ids.WaitpointId | None
 
 
 class SuspendedExecution(Struct, frozen=True, kw_only=True):
-    execution_id: ExecutionId
-    suspension_id: SuspensionId
+    execution_id: ids.ExecutionId
+    suspension_id: ids.SuspensionId
     suspended_at_ms: int
     timeout_at_ms: int | None
-    reason: SuspensionReason
+    reason: records.SuspensionReason
 
 
 class SuspendedPage(Struct, frozen=True, kw_only=True):
@@ -136,12 +113,12 @@ class SuspendedPage(Struct, frozen=True, kw_only=True):
 class InboxEntry(Struct, frozen=True, kw_only=True):
     """One thing an execution waits for. Its token is not here."""
 
-    execution_id: ExecutionId
+    execution_id: ids.ExecutionId
     own_id: str | None = None
     execution_kind: str
     lane_id: str
-    waitpoint_id: WaitpointId
-    name: WaitpointKey
+    waitpoint_id: ids.WaitpointId
+    name: ids.WaitpointKey
     required_signal_names: tuple[str, ...]
     suspended_at_ms: int
     timeout_at_ms: int | None
@@ -150,35 +127,28 @@ class InboxEntry(Struct, frozen=True, kw_only=True):
 class InboxRow(Struct, frozen=True, kw_only=True):
     """An open waitpoint of a suspended execution, or one without any."""
 
-    execution_id: ExecutionId
-    suspension_id: SuspensionId
+    execution_id: ids.ExecutionId
+    suspension_id: ids.SuspensionId
     own_id: str | None
     execution_kind: str
     lane_id: str
-    waitpoint_id: WaitpointId | None
-    waitpoint_key: WaitpointKey | None
+    waitpoint_id: ids.WaitpointId | None
+    waitpoint_key: ids.WaitpointKey | None
     required_signal_names: str | None
     suspended_at_ms: int
     timeout_at_ms: int | None
 
-    def entries(self, received: set[tuple[ExecutionId, WaitpointKey]]) -> Iterator[InboxEntry]:
+    def entries(
+        self, received: set[tuple[ids.ExecutionId, ids.WaitpointKey]]
+    ) -> Iterator[InboxEntry]:
         """What it still waits for."""
         if self.waitpoint_id is None or self.waitpoint_key is None:
             return
         if (self.execution_id, self.waitpoint_key) in received:
             return
-        yield InboxEntry(
-            execution_id=self.execution_id,
-            own_id=self.own_id,
-            execution_kind=self.execution_kind,
-            lane_id=self.lane_id,
-            waitpoint_id=self.waitpoint_id,
-            name=self.waitpoint_key,
-            required_signal_names=msgspec.json.decode(
-                self.required_signal_names or "[]", type=tuple[str, ...]
-            ),
-            suspended_at_ms=self.suspended_at_ms,
-            timeout_at_ms=self.timeout_at_ms,
+        names = msgspec.json.decode(self.required_signal_names or "[]", type=tuple[str, ...])
+        yield records.view_of(
+            InboxEntry, self, name=self.waitpoint_key, required_signal_names=names
         )
 
 
@@ -191,18 +161,18 @@ class SuspendedCursor(Struct, frozen=True):
     """Where a page of suspended executions ended."""
 
     suspended_at_ms: int = -1
-    execution_uuid: str = "00000000-0000-0000-0000-000000000000"
+    execution_uuid: str = ids.FIRST_UUID
 
     @classmethod
     def parse(cls, text: str | None) -> Self:
         if text is None:
             return cls()
         suspended_at_ms, uuid = paging.split_time(text)
-        return cls(suspended_at_ms, parse_uuid("cursor", uuid))
+        return cls(suspended_at_ms, ids.parse_uuid("cursor", uuid))
 
     @staticmethod
     def after(last: SuspendedExecution) -> str:
-        return f"{last.suspended_at_ms}-{uuid_of(last.execution_id)}"
+        return f"{last.suspended_at_ms}-{ids.uuid_of(last.execution_id)}"
 
 
 PROACTIVE_CLOSE = "proactive_close"
@@ -229,16 +199,20 @@ class Waitpoints(shell.Group):
         opened = self.shell.open_handle(handle)
         check_int("expires_in_ms", expires_in_ms, 1, bounds.WAITPOINT_TTL_MS_MAX)
         named = (
-            shell.new_uuid() if waitpoint_id is None else parse_uuid("waitpoint_id", waitpoint_id)
+            shell.new_uuid()
+            if waitpoint_id is None
+            else ids.parse_uuid("waitpoint_id", waitpoint_id)
         )
         key = f"wpk:{named}" if waitpoint_key is None else waitpoint_key
         bound = waitpoints.BoundWaitpoint(
-            waitpoint_id=WaitpointId(named),
-            waitpoint_key=WaitpointKey(check_name("waitpoint_key", key)),
+            waitpoint_id=ids.WaitpointId(named),
+            waitpoint_key=ids.WaitpointKey(check_name("waitpoint_key", key)),
             own_name_only=check_bool("own_name_only", own_name_only),
         )
 
-        async def lock(tx: Transaction) -> tuple[Subject, Sequence[HmacKey], Waitpoint | None]:
+        async def lock(
+            tx: Transaction,
+        ) -> tuple[Subject, Sequence[records.HmacKey], records.Waitpoint | None]:
             subject = await shell.lock_subject(tx, opened.execution_id)
             keys = await waitpoint_keys.ensure_keys(tx)
             if waitpoint_id is None:
@@ -246,16 +220,12 @@ class Waitpoints(shell.Group):
             return subject, keys, await find_waitpoint(tx, subject, bound.waitpoint_id)
 
         def decide(
-            found: tuple[Subject, Sequence[HmacKey], Waitpoint | None], timing: Timing
+            found: tuple[Subject, Sequence[records.HmacKey], records.Waitpoint | None],
+            timing: Timing,
         ) -> Decision[waitpoints.PendingWaitpoint]:
             subject, keys, made = found
-            fence = shell.fence_of(opened)
-            if made is not None:
-                return decide_repeat_waitpoint(
-                    subject, fence, bound, made, expires_in_ms, keys, timing
-                )
-            return decide_create_waitpoint(
-                subject, fence, bound, expires_in_ms, waitpoints.signing_key(keys), timing
+            return waitpoints.decide_create_waitpoint(
+                subject, shell.fence_of(opened), bound, made, expires_in_ms, keys, timing
             )
 
         return await self.shell.decide_loaded(lock, decide)
@@ -274,17 +244,17 @@ class Waitpoints(shell.Group):
         A worker shows its fence and closes pending waitpoints; an operator
         (`source="operator_override"`) also those of an open suspension.
         """
-        asked = self.shell.check_execution_id(execution_id)
-        named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
+        target_id = self.shell.check_execution_id(execution_id)
+        named = ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id))
         check_text("reason", reason, empty=False)
         given = leases.check_fence_given(fence, source)
 
-        async def lock(tx: Transaction) -> tuple[Subject, Waitpoint | None]:
-            subject = await shell.lock_subject(tx, asked)
+        async def lock(tx: Transaction) -> tuple[Subject, records.Waitpoint | None]:
+            subject = await shell.lock_subject(tx, target_id)
             return subject, await find_waitpoint(tx, subject, named)
 
         def decide(
-            found: tuple[Subject, Waitpoint | None], timing: Timing
+            found: tuple[Subject, records.Waitpoint | None], timing: Timing
         ) -> Decision[resumption.WaitpointsClosed]:
             subject, waitpoint = found
             if given is not None:
@@ -318,19 +288,23 @@ class Waitpoints(shell.Group):
         while the pause lasts, and with what its waitpoints got and no wait has used so far.
         """
         opened = self.shell.verify_handle(handle)
-        partition_key, _ = shell.execution_key(opened.execution_id)
+        at = shell.columns_of(opened.execution_id)
 
         async def body(reader: Reader) -> tuple[ResumeSignal, ...]:
             last = await reader.select_records(
-                Suspension,
-                "latest_suspension",
-                partition_key=partition_key,
-                execution_id=uuid_of(opened.execution_id),
-                attempt_index=opened.attempt_index,
+                records.Suspension, "latest_suspension", **at, attempt_index=opened.attempt_index
             )
             if not last or not (include_unmatched or last[0].close_reason in resumption.OBSERVABLE):
                 return ()
-            return await _signals_of(reader, last[0], every=include_unmatched)
+            signals = await reader.select_records(
+                records.SignalRecord,
+                "list_suspension_signals",
+                **at,
+                suspension_id=last[0].suspension_id,
+                every=include_unmatched,
+                limit=SIGNALS_SHOWN_MAX,
+            )
+            return tuple(map(_signal_view, signals))
 
         return await self._unpacked(await self.store.read(body))
 
@@ -349,52 +323,48 @@ class Waitpoints(shell.Group):
 
         A worker that names its pauses learns here, after a crash, how each of them ended.
         """
-        asked = self.shell.check_execution_id(execution_id)
-        named = SuspensionId(parse_uuid("suspension_id", suspension_id))
-        partition_key, _ = shell.execution_key(asked)
+        at = shell.columns_of(self.shell.check_execution_id(execution_id))
+        at["suspension_id"] = ids.parse_uuid("suspension_id", suspension_id)
         rows = await self.store.read(
-            lambda reader: reader.select(
-                "read_suspension",
-                partition_key=partition_key,
-                execution_id=uuid_of(asked),
-                suspension_id=named,
-                limit=SIGNALS_SHOWN_MAX,
-            )
+            lambda reader: reader.select("read_suspension", **at, limit=SIGNALS_SHOWN_MAX)
         )
         if not rows:
             return None
-        view = _view(rows)
-        return structs.replace(view, signals=await self._unpacked(view.signals))
+        # Not strict: one database has booleans, the other zero and one.
+        signals = msgspec.convert(
+            [row for row in rows if row["signal_id"] is not None],
+            tuple[ResumeSignal, ...],
+            strict=False,
+        )
+        unpacked = await self._unpacked(signals)
+        return msgspec.convert({**rows[0], "signals": unpacked}, SuspensionView)
 
     async def read_progress(self, execution_id: str) -> PastRuns:
         """Where the next run of a handler continues: its steps, and how the last pause ended."""
-        asked = self.shell.check_execution_id(execution_id)
-        partition_key, _ = shell.execution_key(asked)
+        at = shell.columns_of(self.shell.check_execution_id(execution_id))
         rows = await self.store.read(
             lambda reader: reader.select_joined(
-                (Step, Suspension, SignalRecord),
-                "read_progress",
-                partition_key=partition_key,
-                execution_id=uuid_of(asked),
+                (records.Step, records.Suspension, records.SignalRecord), "read_progress", **at
             )
         )
         values = self.shell.values
-        found = [step for row in rows if (step := row.get(Step)) is not None]
+        found = [step for row in rows if (step := row.get(records.Step)) is not None]
         steps = await values.through_all(
             tuple(in_order(found)),
-            lambda each: structs.replace(each, result=values.unpack(each.result)),
+            lambda each: recoded(each, values.unpack),
         )
         return PastRuns(steps=tuple(steps), pause=await self._last_pause(rows))
 
     async def _last_pause(self, rows: Sequence[Joined]) -> SuspensionView | None:
         """None if there was no pause, or a codec cannot read it: its wait finds out, and why."""
-        pauses = [pause for row in rows if (pause := row.get(Suspension)) is not None]
+        pauses = [pause for row in rows if (pause := row.get(records.Suspension)) is not None]
         if not pauses:
             return None
-        found = [signal for row in rows if (signal := row.get(SignalRecord)) is not None]
+        found = [signal for row in rows if (signal := row.get(records.SignalRecord)) is not None]
         signals = [_signal_view(signal) for signal in found[:SIGNALS_SHOWN_MAX]]
         try:
-            return _pause_view(pauses[0], await self._unpacked(signals))
+            unpacked = await self._unpacked(signals)
+            return records.view_of(SuspensionView, pauses[0], signals=unpacked)
         except CodecFailed:
             return None
 
@@ -402,21 +372,17 @@ class Waitpoints(shell.Group):
         self, execution_id: str, *, after: str | None = None, limit: int = 100
     ) -> WaitpointPage:
         """The open waitpoints of one execution, pending and active, by id."""
-        asked = self.shell.check_execution_id(execution_id)
+        found_id = self.shell.check_execution_id(execution_id)
         check_int("limit", limit, 1, bounds.PAGE_MAX)
-        start = (
-            "00000000-0000-0000-0000-000000000000" if after is None else parse_uuid("after", after)
-        )
-        partition_key, _ = shell.execution_key(asked)
+        start = ids.FIRST_UUID if after is None else ids.parse_uuid("after", after)
 
         async def body(reader: Reader) -> WaitpointPage:
-            if await find(reader, asked) is None:
-                raise NotFound("execution", asked)
+            if await find(reader, found_id) is None:
+                raise NotFound("execution", found_id)
             rows = await reader.select_records(
-                Waitpoint,
+                records.Waitpoint,
                 "list_open_waitpoints",
-                partition_key=partition_key,
-                execution_id=uuid_of(asked),
+                **shell.columns_of(found_id),
                 after=start,
                 limit=limit + 1,
             )
@@ -434,7 +400,7 @@ class Waitpoints(shell.Group):
         check_int("limit", limit, 0, bounds.PAGE_MAX)
         if partition is not None:
             check_int("partition", partition, 0, 65_535)
-            check_partition(partition, self.shell.deployment.partitions)
+            ids.check_partition(partition, self.shell.deployment.partitions)
         start = SuspendedCursor.parse(cursor)
         found = await self.select_as(
             SuspendedExecution,
@@ -453,11 +419,11 @@ class Waitpoints(shell.Group):
         """What suspended executions wait for, longest first; `limit` counts executions."""
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         start = SuspendedCursor.parse(cursor)
-        optional(parse_namespace, namespace)
+        optional(ids.parse_namespace, namespace)
 
         async def body(
             reader: Reader,
-        ) -> tuple[list[InboxRow], set[tuple[ExecutionId, WaitpointKey]]]:
+        ) -> tuple[list[InboxRow], set[tuple[ids.ExecutionId, ids.WaitpointKey]]]:
             found = await reader.select_as(
                 InboxRow,
                 "list_inbox",
@@ -474,7 +440,7 @@ class Waitpoints(shell.Group):
         page = [row for row in rows if row.execution_id in shown]
         cursor = None
         if len(listed) > limit:
-            cursor = f"{page[-1].suspended_at_ms}-{uuid_of(listed[limit - 1])}"
+            cursor = f"{page[-1].suspended_at_ms}-{ids.uuid_of(listed[limit - 1])}"
         entries = tuple(entry for row in page for entry in row.entries(received))
         return Inbox(entries=entries, next_cursor=cursor)
 
@@ -485,30 +451,32 @@ class Waitpoints(shell.Group):
 
         When the key that signed it is no longer accepted, a token of the current key.
         """
-        asked = self.shell.check_execution_id(execution_id)
-        named = WaitpointId(parse_uuid("waitpoint_id", waitpoint_id))
+        target_id = self.shell.check_execution_id(execution_id)
+        named = ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id))
 
-        async def body(reader: Reader) -> tuple[Waitpoint | None, Sequence[HmacKey], int]:
-            key = (*shell.execution_key(asked), named)
-            waitpoint = await reader.get_one(Waitpoint, key)
+        async def body(
+            reader: Reader,
+        ) -> tuple[records.Waitpoint | None, Sequence[records.HmacKey], int]:
+            key = (*shell.execution_key(target_id), named)
+            waitpoint = await reader.get_one(records.Waitpoint, key)
             return waitpoint, await waitpoint_keys.load_keys(reader), await reader.now_ms()
 
         waitpoint, keys, now_ms = await self.store.read(body)
-        if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
+        if waitpoint is None or waitpoint.state is records.WaitpointState.CLOSED:
             return None
         if waitpoints.usable_key(keys, waitpoint.token_kid, now_ms).kid != waitpoint.token_kid:
-            return await self._sign_again(asked, named)
+            return await self._sign_again(target_id, named)
         return waitpoints.token_of(waitpoint, keys, now_ms)
 
     async def _sign_again(
-        self, execution_id: ExecutionId, waitpoint_id: WaitpointId
+        self, execution_id: ids.ExecutionId, waitpoint_id: ids.WaitpointId
     ) -> waitpoints.WaitpointToken | None:
         async def body(tx: Transaction) -> waitpoints.WaitpointToken | None:
             subject = (await shell.lock_subjects(tx, [execution_id])).get(execution_id)
             if subject is None:
                 return None
             waitpoint = await find_waitpoint(tx, subject, waitpoint_id)
-            if waitpoint is None or waitpoint.state is WaitpointState.CLOSED:
+            if waitpoint is None or waitpoint.state is records.WaitpointState.CLOSED:
                 return None
             keys = await waitpoint_keys.load_keys(tx)
             now_ms = await tx.now_ms()
@@ -525,66 +493,34 @@ class Waitpoints(shell.Group):
 
 
 async def find_waitpoint(
-    tx: Reader, subject: Subject, waitpoint_id: WaitpointId
-) -> Waitpoint | None:
+    tx: Reader, subject: Subject, waitpoint_id: ids.WaitpointId
+) -> records.Waitpoint | None:
     """A waitpoint of the locked execution, open or closed."""
     for waitpoint in subject.waitpoints:
         if waitpoint.waitpoint_id == waitpoint_id:
             return waitpoint
     execution = subject.execution
     key = (execution.partition_key, execution.execution_id, waitpoint_id)
-    return await tx.get_one(Waitpoint, key)
+    return await tx.get_one(records.Waitpoint, key)
 
 
-async def _signals_of(
-    reader: Reader, suspension: Suspension, *, every: bool
-) -> tuple[ResumeSignal, ...]:
-    found = await reader.select_records(
-        SignalRecord,
-        "list_suspension_signals",
-        partition_key=suspension.partition_key,
-        execution_id=uuid_of(suspension.execution_id),
-        suspension_id=suspension.suspension_id,
-        every=every,
-        limit=SIGNALS_SHOWN_MAX,
-    )
-    return tuple(_signal_view(signal) for signal in found)
+def _signal_view(signal: records.SignalRecord) -> ResumeSignal:
+    return records.view_of(ResumeSignal, signal, effect=signal.observed_effect)
 
 
-def _signal_view(signal: SignalRecord) -> ResumeSignal:
-    fields = structs.asdict(signal) | {"effect": signal.observed_effect}
-    return ResumeSignal(**{name: fields[name] for name in ResumeSignal.__struct_fields__})
-
-
-def _pause_view(pause: Suspension, signals: tuple[ResumeSignal, ...]) -> SuspensionView:
-    fields = structs.asdict(pause) | {"signals": signals}
-    return SuspensionView(**{name: fields[name] for name in SuspensionView.__struct_fields__})
-
-
-def _view(rows: Sequence[Row]) -> SuspensionView:
-    # Not strict: one database has booleans, the other zero and one.
-    signals = msgspec.convert(
-        [row for row in rows if row["signal_id"] is not None],
-        tuple[ResumeSignal, ...],
-        strict=False,
-    )
-    return msgspec.convert({**rows[0], "signals": signals}, SuspensionView)
-
-
-def _waitpoint_view(waitpoint: Waitpoint) -> WaitpointView:
+def _waitpoint_view(waitpoint: records.Waitpoint) -> WaitpointView:
     names = msgspec.json.decode(waitpoint.required_signal_names, type=tuple[str, ...])
-    fields = structs.asdict(waitpoint) | {"required_signal_names": names}
-    return WaitpointView(**{name: fields[name] for name in WaitpointView.__struct_fields__})
+    return records.view_of(WaitpointView, waitpoint, required_signal_names=names)
 
 
 async def _received(
     reader: Reader, rows: Sequence[InboxRow]
-) -> set[tuple[ExecutionId, WaitpointKey]]:
-    """What has come already where an execution waits for several things."""
-    waiting: dict[ExecutionId, list[InboxRow]] = {}
+) -> set[tuple[ids.ExecutionId, ids.WaitpointKey]]:
+    """The names whose signal has arrived, of executions that wait for several."""
+    waiting: dict[ids.ExecutionId, list[InboxRow]] = {}
     for row in rows:
         waiting.setdefault(row.execution_id, []).append(row)
-    received: set[tuple[ExecutionId, WaitpointKey]] = set()
+    received: set[tuple[ids.ExecutionId, ids.WaitpointKey]] = set()
     for execution_id, several in waiting.items():
         if len(several) == 1:
             continue

@@ -5,21 +5,16 @@ One that is marked dead loses its leases at once. Silent ones are forgotten afte
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from msgspec import Struct
 
 from flowfabric.core import bounds, workers
 from flowfabric.core.checks import check_bool, check_int, optional
-from flowfabric.core.ids import (
-    ExecutionId,
-    LaneId,
-    WorkerInstanceId,
-    parse_namespace,
-    parse_worker_id,
-)
+from flowfabric.core.ids import ExecutionId, WorkerInstanceId, parse_namespace, parse_worker_id
 from flowfabric.core.leases import decide_revoke
-from flowfabric.core.records import Lane
+from flowfabric.core.records import Lane, view_of
 from flowfabric.core.results import AlreadySatisfied, Revoked
 from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
@@ -120,7 +115,7 @@ class Workers(shell.Group):
         event_id = shell.new_uuid()
 
         async def body(tx: Transaction) -> tuple[bool, Swept]:
-            worker = await _lock(tx, key)
+            worker = await tx.lock_one(RegisteredWorker, key)
             live = worker is not None and workers.is_live(worker, await tx.now_ms())
             if worker is not None:
                 kind = WorkerEventKind.MARKED_DEAD if live else WorkerEventKind.TTL_SWEPT
@@ -134,11 +129,7 @@ class Workers(shell.Group):
         for _ in range(ROUNDS_MAX):
             if not swept.full:
                 break
-
-            async def more(tx: Transaction) -> Swept:
-                return await self._revoke_some(tx, key, why)
-
-            swept = await self.store.transact(more)
+            swept = await self.store.transact(lambda tx: self._revoke_some(tx, key, why))
             revoked += swept.acted
         if not known:
             return workers.NotRegistered(revoked_leases=revoked)
@@ -185,7 +176,7 @@ class Workers(shell.Group):
         """
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         check_bool("include_expired", include_expired)
-        asked = optional(parse_namespace, namespace)
+        within = optional(parse_namespace, namespace)
         after = paging.read_name_cursor(cursor)
 
         async def body(reader: Reader) -> tuple[Sequence[RegisteredWorker], Sequence[Held]]:
@@ -196,13 +187,13 @@ class Workers(shell.Group):
                 after_namespace=after[0],
                 after_instance=after[1],
                 alive_at_ms=0 if include_expired else now_ms,
-                namespace=asked,
+                namespace=within,
                 limit=limit + 1,
             )
             if not found:
                 return found, ()
             return found, await reader.select_as(
-                Held, "count_leases", now_ms=now_ms, namespace=asked
+                Held, "count_leases", now_ms=now_ms, namespace=within
             )
 
         found, rows = await self.store.read(body)
@@ -223,11 +214,7 @@ class Workers(shell.Group):
         """Recent events about workers, newest first."""
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         asked = optional(parse_namespace, namespace)
-        instance_id = (
-            None
-            if worker_instance_id is None
-            else parse_worker_id("worker_instance_id", worker_instance_id)
-        )
+        instance_id = optional(partial(parse_worker_id, "worker_instance_id"), worker_instance_id)
         return tuple(
             await self.select_records(
                 WorkerEvent,
@@ -272,21 +259,17 @@ async def _register(
     tx: Transaction, offer: workers.Offer, event_id: str
 ) -> workers.Registered | workers.Refreshed:
     key = (offer.namespace or workers.EVERYWHERE, offer.worker.worker_instance_id)
-    before = await _lock(tx, key)
+    before = await tx.lock_one(RegisteredWorker, key)
     now_ms = await tx.now_ms()
     decision = workers.decide_register(before, offer, now_ms)
-    if before is None:
-        (worker,) = decision.changes.inserts
-        assert isinstance(worker, RegisteredWorker)
-        if not await tx.insert_new([worker]):
-            # Another process has registered it since: its row is the current one.
-            before = await _lock(tx, key)
-            decision = workers.decide_register(before, offer, now_ms)
-            await tx.save(decision.changes)
-    else:
-        (worker,) = decision.changes.updates
-        assert isinstance(worker, RegisteredWorker)
+    if before is None and not await tx.insert_new(decision.changes.inserts):
+        # Another process has registered it since: its row is the current one.
+        before = await tx.lock_one(RegisteredWorker, key)
+        decision = workers.decide_register(before, offer, now_ms)
+    if before is not None:
         await tx.save(decision.changes)
+    (worker,) = (*decision.changes.inserts, *decision.changes.updates)
+    assert isinstance(worker, RegisteredWorker)
     if isinstance(decision.answer, workers.Registered):
         event = workers.event_of(worker, WorkerEventKind.REGISTERED, event_id, now_ms)
         await tx.save(Changes(inserts=(event,)))
@@ -308,10 +291,6 @@ async def _forget(
     await tx.save(Changes(inserts=tuple(events), deletes=tuple(gone)))
 
 
-async def _lock(tx: Transaction, key: Key) -> RegisteredWorker | None:
-    return await tx.lock_one(RegisteredWorker, key)
-
-
 def _key(worker_instance_id: object, namespace: object) -> Key:
     instance_id = WorkerInstanceId(parse_worker_id("worker_instance_id", worker_instance_id))
     found_in = workers.EVERYWHERE if namespace is None else parse_namespace(namespace)
@@ -320,9 +299,4 @@ def _key(worker_instance_id: object, namespace: object) -> Key:
 
 def _query(worker: RegisteredWorker) -> ClaimQuery:
     """What it can run."""
-    return ClaimQuery(
-        namespace=worker.namespace or None,
-        lanes=tuple(LaneId(each) for each in workers.read_names(worker.lanes)),
-        kinds=None if worker.kinds is None else tuple(workers.read_names(worker.kinds)),
-        capabilities=tuple(workers.read_names(worker.capabilities)),
-    )
+    return view_of(ClaimQuery, workers.entry(worker))

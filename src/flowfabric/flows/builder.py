@@ -21,24 +21,18 @@ from flowfabric.core.bounds import BATCH_MAX, FLOW_MEMBERS_MAX, JOIN_EDGES_MAX
 from flowfabric.core.checks import JSON, check_depth, check_int, check_name, check_tags
 from flowfabric.core.creation import Checked, NewExecution, check_terms
 from flowfabric.core.flow_joins import Dependency, Join
-from flowfabric.core.ids import (
-    ExecutionId,
-    Namespace,
-    PartitionConfig,
-    named_flow_id,
-    parse_namespace,
-)
+from flowfabric.core.ids import PartitionConfig, named_flow_id, parse_namespace
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.flow_members import FlowTerms
+from flowfabric.engine.flow_building import FlowTerms
 from flowfabric.engine.shell import new_uuid
 from flowfabric.errors import IdempotencyConflict, InvalidInput, Validation
 from flowfabric.flows.nodes import NAME_TAG, AllOf, AnyOf, Node, NodeNames, Quorum, When
 from flowfabric.flows.run import FlowRun
 from flowfabric.inputs import Composed, compose
 from flowfabric.outages import statements_within
-from flowfabric.run import OpenedApp
-from flowfabric.submission import MANY_PATIENCE_S, Options, check_options, request_of
+from flowfabric.run import Opened
+from flowfabric.submission import MANY_PATIENCE_S, check_options, request_of
 from flowfabric.task import Call, Task, check_budgets
 
 P = ParamSpec("P")
@@ -50,7 +44,7 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 PLAN_TAG: Final = "flow.plan"
-"""Holds a digest of the flow, for one whose id the program chose."""
+"""Holds a digest of a flow whose id the program chose."""
 
 NodeList = Sequence[Node[object]]
 
@@ -82,10 +76,8 @@ class Planned:
     """A node with everything needed to create it."""
 
     node: Node[object]
-    call: Call[object]
-    payload_encoding: str
-    options: Options
-    namespace: Namespace
+    request: NewExecution
+    """Still without an id, for which the engine's partitions have to be known."""
     waits_for: Mapping[Node[object], bool]
     """The nodes it waits for, each with whether its result is passed on."""
     when: When
@@ -96,7 +88,7 @@ class Flow:
 
     def __init__(
         self,
-        open_app: Callable[[], Awaitable[OpenedApp]],
+        open_app: Callable[[], Awaitable[Opened]],
         kind: str,
         *,
         namespace: str,
@@ -226,10 +218,10 @@ class Flow:
         join: NodeList = ...,
         **options: Unpack[NodeOptions],
     ) -> Node[R]: ...
-    def add(self, what: object, /, *args: object, **given: object) -> Node[object]:
+    def add(self, what: object, /, *args: object, **named: object) -> Node[object]:
         """Add a task with its arguments, or a call of it; see `NodeOptions`.
 
-        A node given as an argument is waited for, and its result is the argument.
+        A node as an argument is waited for, and its result is the argument.
         `inputs` does the same by the names of parameters. The nodes of `join` are
         waited for, too; their results go as a list to the first required parameter
         without an argument, if there is one.
@@ -238,12 +230,14 @@ class Flow:
             raise InvalidInput("flow", "has been started; nodes are added before that")
         if len(self._plan) >= FLOW_MEMBERS_MAX:
             raise InvalidInput("flow", f"a flow has at most {FLOW_MEMBERS_MAX} nodes")
-        task = _task_of(what, args, given)
-        own = {name: value for name, value in given.items() if name in OWN_NAMES}
+        task = _task_of(what, args, named)
+        own = {name: value for name, value in named.items() if name in OWN_NAMES}
         when = _check_when(own.get("when"))
         join = None if "join" not in own else self._check_nodes("join", own["join"])
-        composed = _compose(what, task, args, given, join, when)
-        waits_for = self._upstreams(composed, join or ())
+        composed = _compose(what, task, args, named, join, when)
+        waits_for = dict.fromkeys(self._check_nodes("argument", composed.passed), True)
+        for each in join or ():
+            waits_for.setdefault(each, False)
         _check_join(when, "when" in own, len(waits_for))
         options = check_options({n: value for n, value in own.items() if n in SUBMIT_NAMES})
         if self.budgets:
@@ -253,12 +247,12 @@ class Flow:
         node = Node(self.flow_id, task, name, len(self._plan))
         if "name" in own:
             options = structs.replace(options, tags=options.tags | {NAME_TAG: name})
-        call = Call(task, composed.payload)
-        planned = Planned(
-            node, call, composed.payload_encoding, options, self.namespace, waits_for, when
-        )
-        _check_request(planned)
-        self._plan.append(planned)
+        request = request_of(Call(task, composed.payload), options, self.namespace)
+        # Refuse now what can be refused without a database.
+        check_terms(request)
+        check_depth("input_payload", composed.payload)
+        request = structs.replace(request, payload_encoding=composed.payload_encoding)
+        self._plan.append(Planned(node, request, waits_for, when))
         if self._meet is not None:
             self._meet(task)
         return node
@@ -279,7 +273,9 @@ class Flow:
         checked: list[Checked] = []
         for planned in self._plan:
             try:
-                checked.append(engine.check_request(_request(planned, partitions)))
+                member_id = planned.node.execution_id(partitions)
+                request = structs.replace(planned.request, execution_id=member_id)
+                checked.append(engine.check_request(request))
             except Validation as error:
                 error.add_note(f"This is about the node {planned.node.name}.")
                 raise
@@ -328,12 +324,6 @@ class Flow:
             part.append(each)
         yield part
 
-    def _upstreams(
-        self, composed: Composed, join: Sequence[Node[object]]
-    ) -> dict[Node[object], bool]:
-        passed = self._check_nodes("argument", composed.passed)
-        return dict.fromkeys(passed, True) | {each: each in passed for each in join}
-
     def _check_nodes(self, field: str, nodes: object) -> list[Node[object]]:
         if isinstance(nodes, Node):
             raise InvalidInput(field, "must be a list of nodes; write [node] for one", nodes)
@@ -353,10 +343,10 @@ class Flow:
             checked.append(each)
         return checked
 
-    def _name(self, given: object, task: Task[..., object]) -> str:
-        if given is None:
+    def _name(self, chosen: object, task: Task[..., object]) -> str:
+        if chosen is None:
             return self._names.next_for(task.kind)
-        name = check_name("name", given)
+        name = check_name("name", chosen)
         if name in self._names.taken:
             raise InvalidInput("name", "is the name of another node of this flow", name)
         self._names.taken.add(name)
@@ -364,18 +354,18 @@ class Flow:
 
 
 def _task_of(
-    what: object, args: Sequence[object], given: Mapping[str, object]
+    what: object, args: Sequence[object], named: Mapping[str, object]
 ) -> Task[..., object]:
     if isinstance(what, Call):
-        unknown = sorted(given.keys() - OWN_NAMES)
-        if args or unknown or "inputs" in given:
+        unknown = sorted(named.keys() - OWN_NAMES)
+        if args or unknown or "inputs" in named:
             raise InvalidInput(
                 "add", "a call has its arguments already; give the task and all of them instead"
             )
         return what.task
     if not isinstance(what, Task):
         raise InvalidInput("add", "takes a task (what @app.task returns) or a call of one", what)
-    unknown = sorted(n for n in given.keys() - OWN_NAMES if not what.arguments.takes(n))
+    unknown = sorted(n for n in named.keys() - OWN_NAMES if not what.arguments.takes(n))
     if unknown:
         takes = ", ".join(what.arguments.names) or "no arguments"
         raise InvalidInput(
@@ -383,7 +373,7 @@ def _task_of(
             f"is neither an argument of {what.name}, which takes {takes}, nor an option of add;"
             f" those are {', '.join(sorted(OWN_NAMES))}",
         )
-    both = sorted(given.keys() & OWN_NAMES & set(what.arguments.names))
+    both = sorted(named.keys() & OWN_NAMES & set(what.arguments.names))
     if both:
         raise InvalidInput(
             both[0],
@@ -397,14 +387,14 @@ def _compose(
     what: object,
     task: Task[..., object],
     args: Sequence[object],
-    given: Mapping[str, object],
+    named: Mapping[str, object],
     join: Sequence[Node[object]] | None,
     when: When,
 ) -> Composed:
     if isinstance(what, Call):
         return Composed(what.payload, JSON, ())
-    kwargs = {name: value for name, value in given.items() if name not in OWN_NAMES}
-    inputs = given.get("inputs", {})
+    kwargs = {name: value for name, value in named.items() if name not in OWN_NAMES}
+    inputs = named.get("inputs", {})
     if not isinstance(inputs, Mapping):
         raise InvalidInput("inputs", "must map parameters to nodes", inputs)
     return compose(
@@ -420,8 +410,8 @@ def _check_when(when: object) -> When:
     return when
 
 
-def _check_join(when: When, given: bool, count: int) -> None:
-    if given and not isinstance(when, AllOf) and count == 0:
+def _check_join(when: When, chosen: bool, count: int) -> None:
+    if chosen and not isinstance(when, AllOf) and count == 0:
         raise InvalidInput(
             "when", "applies to nodes that wait for others; this one waits for none", when
         )
@@ -431,39 +421,23 @@ def _check_join(when: When, given: bool, count: int) -> None:
         raise InvalidInput("join", f"a node waits for at most {JOIN_EDGES_MAX} others", count)
 
 
-def _check_request(planned: Planned) -> None:
-    """Refuse now what can be refused without a database."""
-    check_terms(request_of(planned.call, planned.options, planned.namespace))
-    check_depth("input_payload", planned.call.payload)
-
-
 def _digest(plan: Sequence[Planned]) -> str:
     """A digest of the flow's nodes, arguments and edges."""
     digest = hashlib.sha256()
     for each in plan:
         waits_for = [[node.index, passed] for node, passed in each.waits_for.items()]
-        parts = (each.call.task.kind, each.call.payload, waits_for, each.when.policy)
+        request = each.request
+        parts = (request.execution_kind, request.input_payload, waits_for, each.when.policy)
         digest.update(msgspec.json.encode(parts))
     return digest.hexdigest()
 
 
-def _request(planned: Planned, partitions: PartitionConfig) -> NewExecution:
-    return structs.replace(
-        request_of(planned.call, planned.options, planned.namespace),
-        payload_encoding=planned.payload_encoding,
-        execution_id=planned.node.execution_id(partitions),
-    )
-
-
 def _join(planned: Planned, partitions: PartitionConfig) -> Join:
-    def execution_id(node: Node[object]) -> ExecutionId:
-        return node.execution_id(partitions)
-
     return Join(
-        downstream_execution_id=execution_id(planned.node),
+        downstream_execution_id=planned.node.execution_id(partitions),
         dependencies=[
             Dependency(
-                upstream_execution_id=execution_id(node),
+                upstream_execution_id=node.execution_id(partitions),
                 data_passing_ref=node.name if passed else None,
                 replaces_payload=False,
             )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Final
 
 from msgspec import Struct
@@ -86,13 +87,15 @@ async def why_skipped(engine: Engine, flow_id: str, execution_id: ExecutionId) -
         ran = [each for each in bad if each.resolved_outcome is not TerminalOutcome.SKIPPED]
         execution_id = (ran or bad)[0].upstream_execution_id
         if ran:
-            found = await engine.describe_execution(execution_id)
-            return "" if found is None else _blamed(found, await _name_of(engine, flow_id, found))
+            culprit = await engine.describe_execution(execution_id)
+            if culprit is None:
+                return ""
+            return _blamed(culprit, await _name_of(engine, flow_id, culprit))
     return ""
 
 
 async def _name_of(engine: Engine, flow_id: str, member: ExecutionSnapshot) -> str:
-    """What the graph calls a member. Names that were not given depend on all members."""
+    """What the graph calls a member. Names that nobody chose depend on all members."""
     if NAME_TAG in member.tags:
         return member.tags[NAME_TAG]
     return _names(await _members(engine, flow_id)).get(member.execution_id, member.execution_kind)
@@ -105,18 +108,18 @@ def _blamed(culprit: ExecutionSnapshot, name: str) -> str:
 
 
 def _names(members: list[FlowMember]) -> dict[ExecutionId, str]:
-    given = {each.execution_id: each.tags[NAME_TAG] for each in members if NAME_TAG in each.tags}
+    chosen = {each.execution_id: each.tags[NAME_TAG] for each in members if NAME_TAG in each.tags}
     names = NodeNames()
-    names.taken.update(given.values())
+    names.taken.update(chosen.values())
     return {
-        each.execution_id: given.get(each.execution_id) or names.next_for(each.execution_kind)
+        each.execution_id: chosen.get(each.execution_id) or names.next_for(each.execution_kind)
         for each in members
     }
 
 
 async def _members(engine: Engine, flow_id: str) -> list[FlowMember]:
-    found = pages(lambda at: engine.list_flow_members(flow_id, cursor=at, limit=PAGE_MAX))
-    return [member async for page in found for member in page.members]
+    read = pages(lambda at: engine.list_flow_members(flow_id, cursor=at, limit=PAGE_MAX))
+    return [member async for page in read for member in page.members]
 
 
 # A flow drawn as a tree of lines, for terminals -----------------------------
@@ -187,21 +190,15 @@ class Branch:
 def print_graph(console: Console, graph: FlowGraph, *, every_node: bool = False) -> None:
     """Print the flow as wide as the console is, in characters it has."""
     drawn = draw(graph, every_node=every_node, width=console.width)
-    if _encodable(drawn.plain, console.encoding):
+    try:
+        drawn.plain.encode(console.encoding)
+    except UnicodeEncodeError:
+        plain = drawn.plain.translate(_ASCII).encode(console.encoding, "replace")
+        for text in plain.decode(console.encoding).split("\n"):
+            console.print(Text(text), no_wrap=True, overflow="crop")
+    else:
         for line in drawn.split(allow_blank=True):
             console.print(line, no_wrap=True, overflow="ellipsis")
-        return
-    plain = drawn.plain.translate(_ASCII).encode(console.encoding, "replace")
-    for text in plain.decode(console.encoding).split("\n"):
-        console.print(Text(text), no_wrap=True, overflow="crop")
-
-
-def _encodable(text: str, encoding: str) -> bool:
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def draw(graph: FlowGraph, *, every_node: bool = False, width: int) -> Text:
@@ -254,36 +251,27 @@ def _branches(graph: FlowGraph, *, apart: bool) -> list[Branch]:
         if apart
         else _looks(graph.nodes, depths)
     )
-    found: dict[object, Branch] = {}
+    by_look: dict[object, Branch] = {}
     for node in graph.nodes:
         look = looks[node.execution_id]
-        branch = found.setdefault(look, Branch([], depths[node.execution_id]))
+        branch = by_look.setdefault(look, Branch([], depths[node.execution_id]))
         branch.nodes.append(node)
-    for branch in found.values():
+    for branch in by_look.values():
         upstreams = {looks[each]: None for node in branch.nodes for each in node.upstreams}
-        branch.upstreams = [found[look] for look in upstreams]
+        branch.upstreams = [by_look[look] for look in upstreams]
         if branch.upstreams:
             # The last of them, so that everything it waits for is above it.
             max(reversed(branch.upstreams), key=lambda each: each.depth).below.append(branch)
-    return list(found.values())
+    return list(by_look.values())
 
 
 def _depths(nodes: Sequence[GraphNode]) -> dict[ExecutionId, int]:
     """The number of edges of the longest path from a start."""
-    downstreams: dict[ExecutionId, list[ExecutionId]] = {}
-    open_count = {each.execution_id: len(each.upstreams) for each in nodes}
-    for node in nodes:
-        for upstream in node.upstreams:
-            downstreams.setdefault(upstream, []).append(node.execution_id)
-    depths = dict.fromkeys(open_count, 0)
-    free = [each for each, count in open_count.items() if count == 0]
-    while free:
-        node_id = free.pop()
-        for downstream in downstreams.get(node_id, ()):
-            depths[downstream] = max(depths[downstream], depths[node_id] + 1)
-            open_count[downstream] -= 1
-            if open_count[downstream] == 0:
-                free.append(downstream)
+    upstreams = {each.execution_id: each.upstreams for each in nodes}
+    depths: dict[ExecutionId, int] = {}
+    for node_id in TopologicalSorter(upstreams).static_order():
+        above = (depths[each] + 1 for each in upstreams.get(node_id, ()))
+        depths[node_id] = max(above, default=0)
     return depths
 
 

@@ -13,7 +13,7 @@ from flowfabric.task import Source, Task
 R_co = TypeVar("R_co", covariant=True)
 
 NAME_TAG: Final = "flow.node"
-"""Holds the name of a node that was given one."""
+"""Holds the name that the program chose for a node."""
 
 
 class Node(Source, Generic[R_co]):
@@ -52,7 +52,7 @@ def member_uuid(flow_id: FlowId, index: int) -> str:
 
 
 class NodeNames:
-    """Names of nodes: the given name, or the task's, numbered from the second on."""
+    """Names of nodes: the chosen name, or the task's, numbered from the second on."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()

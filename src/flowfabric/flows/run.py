@@ -8,11 +8,10 @@ from typing import Final, Literal, TypeVar
 from rich.console import Console
 
 from flowfabric import errors
-from flowfabric.core.diagnosis import Explanation
+from flowfabric.core.diagnosis import Explanation, Gist, gist
 from flowfabric.core.flow_endings import NoWait, WaitTimeout
 from flowfabric.core.flow_records import FlowState
 from flowfabric.core.ids import FlowId, uuid_of
-from flowfabric.core.obstacles import Gist, gist
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.results import CancelFlowResult
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -21,16 +20,17 @@ from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.flows.graph import FlowGraph, print_graph, read_graph, why_skipped
 from flowfabric.flows.nodes import Node
-from flowfabric.obstacles import (
+from flowfabric.outages import statements_within
+from flowfabric.parts import check_flow_in
+from flowfabric.run import (
     ASK_AGAIN_S,
     REASON_TIMEOUT_S,
     TELL_AFTER_S,
+    Opened,
+    Run,
     find_reason,
     tell_on_log,
 )
-from flowfabric.outages import statements_within
-from flowfabric.parts import check_flow_in
-from flowfabric.run import OpenedApp, Run
 from flowfabric.terminal import open_wide_console
 
 R = TypeVar("R")
@@ -39,7 +39,7 @@ LOOK_AGAIN_S: Final = 1.0
 READ_GAP_S: Final = 0.02
 """Between two reads of a flow: a burst of endings costs few reads."""
 ASKED_ABOUT_MAX: Final = 5
-"""How many of its nodes are asked about to find one that needs somebody."""
+"""How many nodes to ask about until one needs somebody."""
 ENDED: Final = (FlowState.COMPLETED, FlowState.FAILED, FlowState.CANCELLED)
 
 CancelPolicy = Literal["cancel_all", "cancel_pending", "flow_only"]
@@ -50,7 +50,7 @@ class FlowRun:
 
     def __init__(
         self,
-        opened: OpenedApp,
+        opened: Opened,
         flow_id: FlowId,
         *,
         namespace: str | None = None,
@@ -107,7 +107,7 @@ class FlowRun:
     async def _until_ended(self) -> FlowState:
         opened = await self._checked_app()
         ask_at_s = time.monotonic() + TELL_AFTER_S if opened.endings.happens else math.inf
-        told: Gist | None = None
+        logged: Gist | None = None
         with opened.engine.store.hints([COMPLETION_TOPIC]) as hints:
             while True:
                 state = await self.state()
@@ -120,19 +120,19 @@ class FlowRun:
                     )
                 if time.monotonic() >= ask_at_s:
                     ask_at_s = time.monotonic() + ASK_AGAIN_S
-                    told = await self._tell_obstacle(opened.engine, told)
+                    logged = await self._log_obstacle(opened.engine, logged)
                 await hints.wait(LOOK_AGAIN_S)
                 await asyncio.sleep(READ_GAP_S)
 
-    async def _tell_obstacle(self, engine: Engine, told: Gist | None) -> Gist | None:
-        """Log what only people can change, unless it was told last; return what it is."""
+    async def _log_obstacle(self, engine: Engine, logged: Gist | None) -> Gist | None:
+        """Log what only people can change, unless it was `logged` last; return what it is."""
         why = await self._reason(engine)
         if why is None or not why.needs_somebody:
             return None
-        found = gist(why)
-        if found != told:
+        obstacle = gist(why)
+        if obstacle != logged:
             tell_on_log(f"flow {self._called}", why)
-        return found
+        return obstacle
 
     async def _reason(self, engine: Engine) -> Explanation | None:
         """Why nodes have not ended: the first that needs somebody, or else the first there is.
@@ -161,10 +161,10 @@ class FlowRun:
     async def summary(self) -> FlowSummary:
         """How many nodes are in which state."""
         opened = await self._checked_app()
-        found = await opened.engine.read_flow_summary(self.flow_id)
-        if found is None:
+        summary = await opened.engine.read_flow_summary(self.flow_id)
+        if summary is None:
             raise errors.NotFound("flow", self._called)
-        return found
+        return summary
 
     async def cancel(
         self,
@@ -187,10 +187,10 @@ class FlowRun:
     async def view(self) -> FlowGraph:
         """Every node and edge, as they are now."""
         opened = await self._checked_app()
-        found = await read_graph(opened.engine, self.flow_id)
-        if found is None:
+        graph = await read_graph(opened.engine, self.flow_id)
+        if graph is None:
             raise errors.NotFound("flow", self._called)
-        return found
+        return graph
 
     async def graph(self, *, every_node: bool = False, console: Console | None = None) -> None:
         """Print the flow as a tree, with the state of each node.
@@ -200,7 +200,7 @@ class FlowRun:
         graph = await self.view()
         print_graph(console or open_wide_console(), graph, every_node=every_node)
 
-    async def _checked_app(self) -> OpenedApp:
+    async def _checked_app(self) -> Opened:
         """The app, once the flow is known to be in its namespace; flows never move."""
         opened = self._opened = await self._opened.on_this_loop()
         if self._namespace is not None:

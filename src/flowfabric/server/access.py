@@ -18,8 +18,8 @@ from litestar.di import NamedDependency
 from msgspec import Struct
 
 from flowfabric.batching import SharedReads
+from flowfabric.core.api_tokens import ApiToken, Scope, split_token
 from flowfabric.core.ids import ExecutionId, Namespace
-from flowfabric.core.tokens import ApiToken, Scope, split_token
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import NotFound
 from flowfabric.run import Endings

@@ -3,7 +3,8 @@
 from litestar.params import FromPath, JSONBody
 from msgspec import Struct
 
-from flowfabric.core.tokens import ApiToken, Scope
+from flowfabric.core.api_tokens import ApiToken, Scope
+from flowfabric.core.records import view_of
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession
 from flowfabric.server.problems import refuse
@@ -94,4 +95,4 @@ async def revoke_token(token_id: FromPath[str], session: InSession) -> TokenView
 
 
 def _shown(stored: ApiToken, token: str | None = None) -> TokenView:
-    return wire.view_of(TokenView, stored, scopes=stored.scopes.split(), token=token)
+    return view_of(TokenView, stored, scopes=stored.scopes.split(), token=token)

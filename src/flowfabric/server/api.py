@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from urllib.parse import unquote
@@ -62,6 +63,7 @@ from flowfabric.server.problems import (
     on_engine_error,
     on_http_error,
     on_refusal,
+    path_of,
     refuse,
 )
 from flowfabric.server.routing import QUERIES, Routes, check_queries
@@ -76,7 +78,7 @@ BODY_S: Final = 20.0
 """How long its body may take to arrive."""
 HEADER_BYTES_MAX: Final = 32_768
 """Bytes of all headers of a request together."""
-ASKED_BY_HEAD: Final = ("/healthz", "/livez", "/readyz")
+PROBED_BY_HEAD: Final = ("/healthz", "/livez", "/readyz")
 """Paths that load balancers probe with HEAD."""
 HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
@@ -161,7 +163,7 @@ class AccessLog(ASGIMiddleware):
                 "%s %s %s %d %.1f ms, %s at %s",
                 request_id(scope),
                 scope.get("method", ""),
-                visible(scope["path"]),
+                path_of(scope),
                 status,
                 (time.perf_counter() - started_s) * 1_000,
                 visible(str(caller)),
@@ -235,7 +237,7 @@ class Application(Litestar):
     ) -> None:
         if scope["type"] == "lifespan":
             return await super().__call__(scope, receive, send)
-        by_head = scope["path"].endswith(ASKED_BY_HEAD)
+        by_head = scope["path"].endswith(PROBED_BY_HEAD)
         if scope["type"] == ScopeType.HTTP and scope["method"] == HttpMethod.HEAD and by_head:
             # Change a copy: the server must still see HEAD in the original to omit the body.
             scope = scope.copy()
@@ -291,6 +293,17 @@ class GroupingEngine(Engine):
         await self._submissions.close()
 
 
+@dataclass(frozen=True)
+class ServerState:
+    """What all requests share, from the start of the application to its end."""
+
+    engine: Engine
+    endings: Endings
+    waiting: Waiting
+    namespaces: Namespaces
+    access: Access
+
+
 def create_app(
     connect: Callable[[], AbstractAsyncContextManager[Engine]],
     config: ServerConfig = CLOSED,
@@ -307,15 +320,14 @@ def create_app(
     async def opened(app: Litestar) -> AsyncIterator[None]:
         async with _engine_of(connect) as connected:
             engine, endings = GroupingEngine(connected), Endings(connected)
-            app.state.engine, app.state.endings = engine, endings
-            app.state.waiting = Waiting(config.waiting_max, config.streams_max)
-            app.state.access = Access(
+            access = Access(
                 engine,
                 anybody=config.anybody,
                 requests_max=config.requests_max,
                 origins=config.cors_origins,
             )
-            app.state.namespaces = Namespaces(engine)
+            waiting = Waiting(config.waiting_max, config.streams_max)
+            app.state.shared = ServerState(engine, endings, waiting, Namespaces(engine), access)
             try:
                 yield
             finally:
@@ -409,18 +421,13 @@ def _cors(config: ServerConfig) -> CORSConfig | None:
 
 async def provide_session(request: AnyRequest) -> Session:
     """Identify the caller, and refuse those without a valid token."""
-    state = request.app.state
-    if "access" not in state:
+    shared = request.app.state.get("shared")
+    if not isinstance(shared, ServerState):
         # Frameworks do not start applications mounted in them.
         raise Unavailable(
             "server", "it was not started; enter `server.lifespan()` of what you mount"
         )
-    assert isinstance(state.access, Access)
-    assert isinstance(state.engine, Engine)
-    assert isinstance(state.endings, Endings)
-    assert isinstance(state.waiting, Waiting)
-    assert isinstance(state.namespaces, Namespaces)
-    caller, access = ANYBODY, state.access
+    caller, access = ANYBODY, shared.access
     presented = request.headers.get("authorization")
     if len(request.headers.getall("authorization", [])) > 1:
         # A proxy in between may have read the other one.
@@ -432,14 +439,14 @@ async def provide_session(request: AnyRequest) -> Session:
             access.check_page(request.headers.get("host", ""), request.headers.get("origin"))
     request.scope["state"]["caller"] = caller.name
     check_queries(request.route_handler.opt.get(QUERIES), request.query_params)
-    engine = state.engine
+    engine = shared.engine
     if caller.namespace is not None:
-        engine = ConfinedEngine(engine, caller.namespace, state.namespaces)
+        engine = ConfinedEngine(engine, caller.namespace, shared.namespaces)
     return Session(
         caller,
         engine,
-        state.endings,
-        state.waiting,
-        state.namespaces,
+        shared.endings,
+        shared.waiting,
+        shared.namespaces,
         partial(access.check, presented),
     )

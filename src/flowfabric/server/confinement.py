@@ -41,7 +41,7 @@ _HANDLES: Final = ("handle", "handles")
 
 
 class Namespaces:
-    """The namespaces of executions that this process has been asked about."""
+    """Remembers the namespaces of executions."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -283,18 +283,18 @@ class ConfinedEngine(Engine):
         self, operation: RemoteOperation, missing: set[str], arguments: dict[str, object]
     ) -> object:
         """Ask about the executions that exist, and answer 'not found' for the others."""
-        asked = arguments.get("execution_ids")
-        if not missing or not isinstance(asked, list):
+        wanted = arguments.get("execution_ids")
+        if not missing or not isinstance(wanted, list):
             return await self._call(operation, arguments)
-        there = [each for each in asked if each not in missing]
-        result = await self._call(operation, {**arguments, "execution_ids": there})
+        existing = [each for each in wanted if each not in missing]
+        result = await self._call(operation, {**arguments, "execution_ids": existing})
         if isinstance(result, details.Found):
             gone = {self._engine.check_execution_id(each) for each in missing}
             return structs.replace(result, missing=result.missing | gone)
         if isinstance(result, list):
             answers = iter(result)
             return [
-                NotFound("execution", each) if each in missing else next(answers) for each in asked
+                NotFound("execution", each) if each in missing else next(answers) for each in wanted
             ]
         return result
 

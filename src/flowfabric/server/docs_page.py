@@ -83,8 +83,8 @@ def _request(path: str, method: str, about: Described) -> str:
     summary = html.escape(str(about.get("summary", "")))
     more = html.escape(str(about.get("description", "")))
     parts = [f"<p>{more}</p>"] if more else []
-    told_of = [each for each in ("parameters", "requestBody", "responses") if about.get(each)]
-    parts += [f"<p>{each}</p>{_shown(about[each])}" for each in told_of]
+    sections = [each for each in ("parameters", "requestBody", "responses") if about.get(each)]
+    parts += [f"<p>{each}</p>{_shown(about[each])}" for each in sections]
     head = f"<b>{method.upper()}</b> <code>{html.escape(path)}</code> {summary}"
     return f"<details><summary>{head}</summary>{''.join(parts)}</details>"
 

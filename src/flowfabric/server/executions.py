@@ -7,13 +7,13 @@ from litestar import Response
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from msgspec import UNSET, Meta, Struct, structs
 
+from flowfabric.core.api_tokens import Scope
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Attempt
 from flowfabric.core.results import Created, Revoked
 from flowfabric.core.states import PublicState
-from flowfabric.core.tokens import Scope
 from flowfabric.core.views import ExecutionDetails, ExecutionInfo, ExecutionSnapshot, StepView
 from flowfabric.engine.details import ChildPage, Outcome
 from flowfabric.engine.engine import Engine
@@ -61,10 +61,14 @@ class CreateExecution(Struct, kw_only=True):
     execution_deadline_at: int | None = None
 
 
+class OneOfMany(CreateExecution, kw_only=True, forbid_unknown_fields=True):
+    """A submission among others. Only `execution_kind` is required."""
+
+
 class CreateExecutions(wire.StrictBody, kw_only=True):
     """Many submissions, created together or not at all."""
 
-    executions: Annotated[list[CreateExecution], Meta(max_length=1_000)]
+    executions: Annotated[list[OneOfMany], Meta(max_length=1_000)]
 
 
 class CancelExecution(Struct, kw_only=True):

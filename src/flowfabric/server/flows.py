@@ -6,16 +6,16 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import Struct, structs
 
 from flowfabric.core import ids
+from flowfabric.core.api_tokens import Scope
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_endings import NoWait, WaitIndefinite
 from flowfabric.core.flow_joins import EdgeDependencyPolicy, Join
 from flowfabric.core.results import Added, DependenciesAdded, FlowCreated
-from flowfabric.core.tokens import Scope
 from flowfabric.core.views import FlowSnapshot
 from flowfabric.engine.flow_reads import FlowMemberPage, FlowPage
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession, Session, existing
-from flowfabric.server.executions import CreateExecution, new_execution
+from flowfabric.server.executions import CreateExecution, OneOfMany, new_execution
 from flowfabric.server.routing import BATCH_BODY, CREATES, JsonAnswer, Routes, answer
 
 routes = Routes("/v1/flows", "flows")
@@ -67,14 +67,14 @@ class NewJoin(Join, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class NewGraph(wire.StrictBody, kw_only=True):
     """Members and what each of them waits for, added together or not at all."""
 
-    members: tuple[CreateExecution | str, ...] = ()
+    members: tuple[OneOfMany | str, ...] = ()
     """New executions, and ids of existing ones."""
     joins: tuple[NewJoin, ...] = ()
 
 
 class GraphAdded(DependenciesAdded, frozen=True, kw_only=True, tag="DependenciesAdded"):
     members: list[str]
-    """Their ids, in the order they were asked for."""
+    """Their ids, in the order of the request."""
 
 
 @routes.post("/", Scope.SUBMIT, "Create a flow", **CREATES)
@@ -94,14 +94,15 @@ async def list_flows(
     cursor: lists.AfterCursor = None,
     limit: lists.PageLimit = lists.PAGE,
 ) -> FlowPage:
-    wanted = session.caller.namespace_for(namespace)
-    return await session.engine.list_flows(partition, namespace=wanted, cursor=cursor, limit=limit)
+    namespace = session.caller.namespace_for(namespace)
+    return await session.engine.list_flows(
+        partition, namespace=namespace, cursor=cursor, limit=limit
+    )
 
 
 @routes.get("/{id:str}", Scope.READ, "Read a flow")
 async def read(id: FromPath[str], session: InSession) -> FlowSnapshot:
-    found = await session.engine.describe_flow(id)
-    return existing(found, "flow", id)
+    return existing(await session.engine.describe_flow(id), "flow", id)
 
 
 @routes.get("/{id:str}/members", Scope.READ, "List the members of a flow")
@@ -137,10 +138,10 @@ async def add_graph(id: FromPath[str], data: JSONBody[NewGraph], session: InSess
     return GraphAdded(**structs.asdict(added), members=member_ids)
 
 
-def _member(session: Session, flow_id: str, given: CreateExecution | str) -> NewExecution | str:
-    if isinstance(given, str):
-        return _member_id(session, flow_id, given)
-    new = new_execution(given, session.caller)
+def _member(session: Session, flow_id: str, member: CreateExecution | str) -> NewExecution | str:
+    if isinstance(member, str):
+        return _member_id(session, flow_id, member)
+    new = new_execution(member, session.caller)
     if new.execution_id is None:
         return structs.replace(new, execution_id=session.engine.new_member_id(flow_id))
     return structs.replace(new, execution_id=_member_id(session, flow_id, new.execution_id))
@@ -157,8 +158,7 @@ def _join(session: Session, flow_id: str, join: NewJoin) -> Join:
         downstream_execution_id=_member_id(session, flow_id, join.downstream_execution_id),
         dependencies=[
             structs.replace(
-                each,
-                upstream_execution_id=_member_id(session, flow_id, each.upstream_execution_id),
+                each, upstream_execution_id=_member_id(session, flow_id, each.upstream_execution_id)
             )
             for each in join.dependencies
         ],
@@ -194,10 +194,7 @@ def _edge(session: Session, flow_id: str, data: E) -> E:
 
 @routes.post("/{id:str}/cancel", Scope.OPERATE, "Cancel a flow")
 async def cancel(
-    id: FromPath[str],
-    data: JSONBody[CancelFlow],
-    session: InSession,
-    wait: FromQuery[str] = "",
+    id: FromPath[str], data: JSONBody[CancelFlow], session: InSession, wait: FromQuery[str] = ""
 ) -> JsonAnswer[wire.Tagged]:
     """With `wait=true` the answer comes when the members are cancelled."""
     wire.check_same("flow_id", id, data.flow_id)

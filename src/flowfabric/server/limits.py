@@ -6,10 +6,11 @@ from typing import Annotated
 from litestar.params import FromPath, JSONBody
 from msgspec import Meta, Struct, structs
 
+from flowfabric.core.api_tokens import Scope
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
 from flowfabric.core.gates import QuotaPolicy, WhileSuspended
-from flowfabric.core.tokens import Scope
+from flowfabric.core.records import view_of
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.limits import GateUse, PolicyCreated
 from flowfabric.server import lists, wire
@@ -74,7 +75,7 @@ class NewQuota(Struct, kw_only=True):
 
 
 class LimitBody(wire.StrictBody, kw_only=True):
-    """The values from now on, whatever programs declare; 0 is no limit."""
+    """The values to apply from now on, whatever programs declare; 0 is no limit."""
 
     window_ms: Units = 0
     max_requests_per_window: Units = 0
@@ -122,10 +123,12 @@ async def create_budget(data: JSONBody[NewBudget], session: InSession) -> JsonAn
     namespace = session.caller.own_namespace(data.namespace)
     definition = BudgetDefinition(**structs.asdict(data) | {"namespace": namespace})
     created = await session.engine.create_budget(definition)
-    new = created.change == "created"
-    result: wire.Tagged = {
-        "Created" if new else "AlreadySatisfied": {"budget_id": str(created.budget.budget_id)}
-    }
+    budget_id = str(created.budget.budget_id)
+    return _created(created.change == "created", budget_id=budget_id)
+
+
+def _created(new: bool, **ids: object) -> JsonAnswer[wire.Tagged]:
+    result: wire.Tagged = {"Created" if new else "AlreadySatisfied": ids}
     return JsonAnswer(result, status_code=201 if new else 200)
 
 
@@ -176,7 +179,7 @@ async def remove_budget(
 
 
 def _budget(found: BudgetStatus) -> BudgetView:
-    return wire.view_of(
+    return view_of(
         BudgetView,
         found,
         last_breach_at=_text(found.last_breach_at_ms),
@@ -252,7 +255,7 @@ async def limit_use(
 
 
 def _limit(found: QuotaPolicy) -> LimitView:
-    return wire.view_of(LimitView, found)
+    return view_of(LimitView, found)
 
 
 @routes.put("/limits/{name:str}", Scope.OPERATE, "Set a limit")
@@ -291,8 +294,4 @@ async def create_quota(data: JSONBody[NewQuota], session: InSession) -> JsonAnsw
     created = await session.engine.create_quota_policy(
         **structs.asdict(data) | {"namespace": namespace}
     )
-    new = isinstance(created, PolicyCreated)
-    result: wire.Tagged = {
-        "Created" if new else "AlreadySatisfied": {"quota_policy_id": data.quota_policy_id}
-    }
-    return JsonAnswer(result, status_code=201 if new else 200)
+    return _created(isinstance(created, PolicyCreated), quota_policy_id=data.quota_policy_id)

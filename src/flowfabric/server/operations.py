@@ -108,7 +108,8 @@ def read_arguments(operation: RemoteOperation, body: bytes) -> dict[str, object]
         return operation.decode_arguments(body)
     except msgspec.ValidationError as error:
         _check_readable(body)
-        raise Refused(422, misshapen(*split_misfit(str(error)))) from None
+        problem, place = split_misfit(str(error))
+        raise Refused(422, misshapen(problem, place, operation.arguments)) from None
     except (msgspec.DecodeError, *UNREADABLE):
         _check_readable(body)
         raise

@@ -15,10 +15,11 @@ import msgspec
 from litestar import Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, SerializationException
+from litestar.types import Scope
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core.checks import split_misfit, visible
+from flowfabric.core.checks import explained, misspelt, split_misfit, visible
 from flowfabric.core.states import PublicState
 from flowfabric.errors import FlowFabricError
 from flowfabric.outages import level_of
@@ -38,7 +39,7 @@ _BY_STATUS: Final = {
     415: "unsupported_media_type",
 }
 _CHOICES: Final[Mapping[str, Iterable[str]]] = {"state": tuple(PublicState)}
-"""What parameters that take names of ours may be."""
+"""The values of parameters that are names of ours."""
 _ALIASES: Final = {
     "states": "state",
     "from_cursor": "from",
@@ -47,6 +48,17 @@ _ALIASES: Final = {
     "topics": "topic",
 }
 """Parameters whose name on the wire cannot be used in Python or Litestar."""
+OF_THE_REFERENCE: Final = frozenset(
+    {
+        "now",
+        "partition_id",
+        "resume_delay_ms",
+        "max_signals_per_execution",
+        "signal_maxlen",
+        "grace_ms",
+    }
+)
+"""Members that clients of the reference send and this server does not need."""
 PATH_SHOWN_MAX: Final = 200
 _MEMBER: Final = re.compile("field `([^`]+)`")
 AnyRequest = Request[object, object, State]
@@ -56,6 +68,13 @@ class JsonRequest(AnyRequest):
     """A request whose unreadable body is refused as invalid JSON, whatever the cause."""
 
     async def json(self) -> object:
+        body = await self._read_json()
+        kind = _body_of(self)
+        if isinstance(body, dict) and kind and not kind.__struct_config__.forbid_unknown_fields:
+            _check_spelling(body, kind)
+        return body
+
+    async def _read_json(self) -> object:
         try:
             return await super().json()
         except UNREADABLE as error:
@@ -64,6 +83,22 @@ class JsonRequest(AnyRequest):
             if isinstance(error.__cause__, msgspec.ValidationError):
                 raise _out_of_range(await self.body(), error.__cause__) from None
             raise
+
+
+def _body_of(request: AnyRequest) -> type[Struct] | None:
+    """What the route of a request reads its body as."""
+    declared = request.route_handler.parsed_data_field
+    kind = declared and declared.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Struct) else None
+
+
+def _check_spelling(given: dict[str, object], kind: type[Struct]) -> None:
+    """Refuse a misspelt member, which a lenient body would ignore."""
+    others = {name: value for name, value in given.items() if name not in OF_THE_REFERENCE}
+    found = misspelt(others, kind.__struct_encode_fields__)
+    if found is not None:
+        name, instead = found
+        raise Refused(422, misshapen(f"Object contains unknown field `{name}`; {instead}", ""))
 
 
 HUNG_UP: Final = "client disconnected prematurely"
@@ -105,13 +140,10 @@ UNREADABLE: Final = (UnicodeDecodeError, RecursionError)
 
 
 def unreadable(error: Exception) -> Refused:
-    deep = isinstance(error, RecursionError)
-    reason = "it is nested too deeply" if deep else f"it is not UTF-8 at byte {_place(error)}"
+    reason = "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        reason = f"it is not UTF-8 at byte {error.start}"
     return refuse(400, "invalid_json", f"invalid JSON: {reason}")
-
-
-def _place(error: Exception) -> int:
-    return error.start if isinstance(error, UnicodeDecodeError) else 0
 
 
 def _out_of_range(body: bytes, error: msgspec.ValidationError) -> Refused:
@@ -220,7 +252,7 @@ def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SerializationException | msgspec.MsgspecError):
-            return _unreadable(cause)
+            return _unreadable(cause, _body_of(request))
         cause = cause.__cause__
     if error.detail == HUNG_UP:
         return respond(400, Problem(error=HUNG_UP, code="invalid_json"))
@@ -228,26 +260,33 @@ def on_http_error(request: AnyRequest, error: HTTPException) -> Response[Problem
     code = _BY_STATUS.get(status, "invalid_input" if status < 500 else "internal_error")
     if status >= 500:
         return on_bug(request, error)
-    message = _no_route(request, error) if status in (404, 405) else _message(error)
-    problem = Problem(error=message, code=code, field=_field_of(error))
+    message, field = _explained(error)
+    if status in (404, 405):
+        message = _no_route(request, error)
+    problem = Problem(error=message, code=code, field=field)
     return respond(status, problem, error.headers)
 
 
 def _no_route(request: AnyRequest, error: HTTPException) -> str:
-    route = f"{request.method} {visible(request.scope['path'][:PATH_SHOWN_MAX])}"
+    route = f"{request.method} {path_of(request.scope)[:PATH_SHOWN_MAX]}"
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     allowed = ", ".join(sorted(headers.get("allow", "").split(", ")))
     return f"there is no route {route}" + (f"; the path takes {allowed}" if allowed else "")
 
 
+def path_of(scope: Scope) -> str:
+    """The path as the client has sent it, without the query, on one line."""
+    return visible(scope["raw_path"].partition(b"?")[0].decode("latin-1"))
+
+
 def on_bug(request: AnyRequest, error: Exception) -> Response[Problem]:
-    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    logger.error("%s %s failed", request.method, path_of(request.scope), exc_info=error)
     problem = Problem(error="internal error; see the server's log", code="internal_error")
     problem.retryable = False
     return respond(500, problem)
 
 
-def _unreadable(error: BaseException) -> Response[Problem]:
+def _unreadable(error: BaseException, kind: type[Struct] | None) -> Response[Problem]:
     """Unreadable JSON, JSON of the wrong shape, or a bad value in path or query."""
     if not isinstance(error, msgspec.ValidationError):
         if not isinstance(error.__cause__, msgspec.ValidationError):
@@ -256,7 +295,7 @@ def _unreadable(error: BaseException) -> Response[Problem]:
     text, path = split_misfit(str(error))
     place, _, within = path.partition(".")
     if place in ("", "data"):
-        return respond(422, misshapen(text, within))
+        return respond(422, misshapen(text, within, kind))
     name = place.partition("[")[0]
     name = _ALIASES.get(name, name)
     if name in _CHOICES and "enum" in text:
@@ -264,23 +303,20 @@ def _unreadable(error: BaseException) -> Response[Problem]:
     return respond(400, Problem(error=f"{name}: {text}", code="invalid_input", field=name))
 
 
-def misshapen(text: str, within: str) -> Problem:
-    """JSON of the wrong shape; names the member that is wrong, missing or unknown."""
-    message = f"{within}: {text}" if within else text
+def misshapen(text: str, within: str, kind: object = None) -> Problem:
+    """JSON of the wrong shape; names the member that is wrong, missing or unknown, and those that
+    a body of its kind may have instead."""
+    explanation = explained(text, within, kind)
+    message = f"{within}: {explanation}" if within else explanation
     named = _MEMBER.search(text)
     field = ".".join(each for each in (within, named and named[1]) if each)
     return Problem(error=f"invalid JSON: {message}", code="invalid_json", field=field or None)
 
 
-def _message(error: HTTPException) -> str:
+def _explained(error: HTTPException) -> tuple[str, str | None]:
+    """What is wrong with a request, and the field that is."""
     extra = error.extra
-    if isinstance(extra, list) and extra and isinstance(extra[0], dict):
-        return "; ".join(f"{each.get('key', 'request')}: {each.get('message')}" for each in extra)
-    return str(error.detail)
-
-
-def _field_of(error: HTTPException) -> str | None:
-    extra = error.extra
-    if isinstance(extra, list) and extra and isinstance(extra[0], dict):
-        return str(extra[0].get("key")) if extra[0].get("key") else None
-    return None
+    if not (isinstance(extra, list) and extra and isinstance(extra[0], dict)):
+        return str(error.detail), None
+    reasons = (f"{each.get('key', 'request')}: {each.get('message')}" for each in extra)
+    return "; ".join(reasons), str(extra[0].get("key") or "") or None

@@ -20,8 +20,8 @@ from litestar.params import QueryParameter
 from litestar.types import Serializer
 from msgspec import Struct
 
+from flowfabric.core.api_tokens import Scope
 from flowfabric.core.checks import visible
-from flowfabric.core.tokens import Scope
 from flowfabric.server import wire
 from flowfabric.server.access import Session
 from flowfabric.server.problems import Problem, refuse
@@ -67,19 +67,19 @@ REFERENCE: Final = frozenset(
 
 
 MIXED: Final = {"get /v1/executions": "partition"}
-"""Routes of ours that are the reference's if they are given this parameter."""
+"""Our own routes that follow the reference once a request has this parameter."""
 
 
 class Queries(Struct, frozen=True):
-    """The parameters of a route of ours."""
+    """The parameters that one of our own routes takes."""
 
     names: tuple[str, ...]
     reference: str | None = None
-    """With this one, it is a route of the reference."""
+    """A request with this one follows the reference, which ignores unknown parameters."""
 
 
 def check_queries(known: object, given: Collection[str]) -> None:
-    """Refuse parameters that a route of ours does not have."""
+    """Refuse parameters that one of our own routes does not take."""
     if not isinstance(known, Queries) or known.reference in given:
         return
     for name in given:

@@ -5,7 +5,8 @@ from litestar.params import FromPath, JSONBody
 from msgspec import UNSET, Struct
 
 from flowfabric.core import schedules
-from flowfabric.core.tokens import Scope
+from flowfabric.core.api_tokens import Scope
+from flowfabric.core.records import view_of
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession, existing
 from flowfabric.server.routing import LARGE_BODY, JsonAnswer, Routes, also, answer
@@ -98,23 +99,16 @@ async def define(
     payload, encoding = wire.read_bytes(
         "input", data.input_payload, data.input_base64, data.input_json
     )
-    defined = await session.engine.upsert_schedule(
-        schedules.ScheduleDefinition(
-            schedule_id=id,
-            execution_kind=data.execution_kind,
-            cron=data.cron,
-            every_ms=data.every_ms,
-            timezone=data.timezone,
-            catch_up=data.catch_up,
-            namespace=session.caller.own_namespace(namespace),
-            lane_id=data.lane_id,
-            input_payload=payload or b"",
-            payload_encoding=data.payload_encoding or encoding,
-            policy=data.policy,
-            priority=data.priority,
-            tags=data.tags or {},
-        )
+    definition = view_of(
+        schedules.ScheduleDefinition,
+        data,
+        schedule_id=id,
+        namespace=session.caller.own_namespace(namespace),
+        input_payload=payload or b"",
+        payload_encoding=data.payload_encoding or encoding,
+        tags=data.tags or {},
     )
+    defined = await session.engine.upsert_schedule(definition)
     status = 201 if defined.change == "created" else 200
     return JsonAnswer(_schedule(defined.schedule), status_code=status)
 
@@ -123,9 +117,8 @@ async def define(
 async def read_schedule(
     id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
-    found = await session.engine.describe_schedule(
-        id, namespace=session.caller.own_namespace(namespace)
-    )
+    owner = session.caller.own_namespace(namespace)
+    found = await session.engine.describe_schedule(id, namespace=owner)
     return _schedule(existing(found, "schedule", id))
 
 
@@ -134,9 +127,8 @@ async def pause_schedule(
     id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
     """Due times pass without effect until it is resumed."""
-    return _schedule(
-        await session.engine.pause_schedule(id, namespace=session.caller.own_namespace(namespace))
-    )
+    owner = session.caller.own_namespace(namespace)
+    return _schedule(await session.engine.pause_schedule(id, namespace=owner))
 
 
 @routes.post("/{id:str}/resume", Scope.OPERATE, "Resume a schedule")
@@ -144,9 +136,8 @@ async def resume_schedule(
     id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
     """It continues with the next due time."""
-    return _schedule(
-        await session.engine.resume_schedule(id, namespace=session.caller.own_namespace(namespace))
-    )
+    owner = session.caller.own_namespace(namespace)
+    return _schedule(await session.engine.resume_schedule(id, namespace=owner))
 
 
 @routes.post("/{id:str}/run", Scope.SUBMIT, "Run a schedule now", status_code=201)
@@ -163,13 +154,12 @@ async def remove_schedule(
     id: FromPath[str], session: InSession, namespace: lists.InNamespace = None
 ) -> ScheduleView:
     """What it has created stays."""
-    return _schedule(
-        await session.engine.remove_schedule(id, namespace=session.caller.own_namespace(namespace))
-    )
+    owner = session.caller.own_namespace(namespace)
+    return _schedule(await session.engine.remove_schedule(id, namespace=owner))
 
 
 def _schedule(found: schedules.Schedule) -> ScheduleView:
-    return wire.view_of(
+    return view_of(
         ScheduleView,
         found,
         policy=msgspec.json.decode(found.policy),

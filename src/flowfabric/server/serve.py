@@ -17,8 +17,7 @@ from flowfabric.engine.engine import Engine
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.reconcilers import Supervisor
 from flowfabric.server.access import Anybody, is_local
-from flowfabric.server.api import HEADER_BYTES_MAX, ServerConfig, create_app
-from flowfabric.server.draining import Waiting
+from flowfabric.server.api import HEADER_BYTES_MAX, ServerConfig, ServerState, create_app
 from flowfabric.server.problems import Problem
 
 DRAIN_S: Final = 30
@@ -153,9 +152,9 @@ class Draining(uvicorn.Server):
         self._app = app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        waiting = self._app.state.get("waiting")
-        if isinstance(waiting, Waiting):
-            waiting.drain()
+        shared = self._app.state.get("shared")
+        if isinstance(shared, ServerState):
+            shared.waiting.drain()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -7,8 +7,9 @@ caller gets the same refusal, whether or not the execution exists.
 from litestar.params import FromPath, FromQuery, JSONBody
 from msgspec import UNSET, Struct
 
+from flowfabric.core.api_tokens import Scope
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.tokens import Scope
+from flowfabric.core.records import view_of
 from flowfabric.engine.waitpoints import Inbox, WaitpointView
 from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.server import lists, wire
@@ -41,6 +42,10 @@ class DeliverSignal(Struct, kw_only=True):
     idempotency_key: str | None = None
     created_at: int | None = None
     dedup_ttl_ms: int | None = None
+
+
+class DeliverByLink(DeliverSignal, kw_only=True, forbid_unknown_fields=True):
+    """A signal, and the text of the link that allows it."""
 
 
 class SignalBody(wire.StrictBody, kw_only=True):
@@ -95,7 +100,7 @@ async def deliver(
     security=[{}],
 )
 async def deliver_by_link(
-    data: JSONBody[DeliverSignal], session: InSession
+    data: JSONBody[DeliverByLink], session: InSession
 ) -> JsonAnswer[wire.Tagged]:
     """`waitpoint_token` is all that has to be known: it names the execution and the waitpoint."""
     return await _deliver(session, SignalToken.parse(data.waitpoint_token).execution_id, data)
@@ -205,7 +210,7 @@ async def inbox(
 
 
 def _shown(view: WaitpointView) -> OpenWaitpoint:
-    return wire.view_of(
+    return view_of(
         OpenWaitpoint,
         view,
         created_at=view.created_at_ms,

@@ -14,18 +14,18 @@ from litestar.response import ServerSentEvent, ServerSentEventMessage
 from msgspec import Struct
 
 from flowfabric.core import tails
+from flowfabric.core.api_tokens import Scope
+from flowfabric.core.records import view_of
 from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, Visibility
-from flowfabric.core.tokens import Scope
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Told
 from flowfabric.errors import FlowFabricError
-from flowfabric.feed import NOW, position_of
 from flowfabric.run import Endings
-from flowfabric.server import lists, wire
+from flowfabric.server import lists
 from flowfabric.server.access import InSession, Session, existing
 from flowfabric.server.problems import problem_of, refuse
 from flowfabric.server.routing import JsonAnswer, Routes
-from flowfabric.streams import Follower, Frame
+from flowfabric.streams import NOW, Follower, Frame, position_of
 
 routes = Routes("/v1/executions", "streams")
 log = Routes("/v1", "events")
@@ -104,7 +104,7 @@ async def read_summary(
 ) -> JsonAnswer[WireSummary]:
     summary = await session.engine.read_summary(await session.find(id), attempt)
     found = existing(summary, "summary", f"{id}, attempt {attempt}")
-    return JsonAnswer(wire.view_of(WireSummary, found, summary=msgspec.Raw(found.document)))
+    return JsonAnswer(view_of(WireSummary, found, summary=msgspec.Raw(found.document)))
 
 
 @routes.get(
@@ -267,15 +267,4 @@ def _shown(page: tails.StreamFrames) -> WireFrames:
 
 
 def _fields(frame: tails.StreamFrame) -> dict[str, str]:
-    fields: dict[str, object] = {
-        "frame_type": frame.frame_type,
-        "ts": frame.ts,
-        "payload": frame.text,
-        "encoding": frame.encoding,
-        "source": frame.source,
-        "mode": frame.mode,
-        "correlation_id": frame.correlation_id,
-        "summary_version": frame.summary_version,
-        "ttl_ms": frame.ttl_ms,
-    }
-    return {name: str(value) for name, value in fields.items() if value is not None}
+    return {name: text for name, text in frame.fields.items() if name != "step_key"}

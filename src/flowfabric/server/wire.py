@@ -7,7 +7,7 @@ server knows it (`now`, `partition_id`).
 """
 
 import base64
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, structs
@@ -19,7 +19,6 @@ Octet = Annotated[int, Meta(ge=0, le=255)]
 Octets = list[Octet]
 Tagged = dict[str, dict[str, object]] | str
 """The name of what happened, with its fields."""
-S = TypeVar("S", bound=Struct)
 
 
 def tagged(result: Struct) -> Tagged:
@@ -27,12 +26,6 @@ def tagged(result: Struct) -> Tagged:
     name = str(result.__struct_config__.tag)
     fields = structs.asdict(result)
     return {name: fields} if fields else name
-
-
-def view_of(kind: type[S], source: Struct, /, **others: object) -> S:
-    """A view with the fields of its source, except for `others`, which it shows differently."""
-    names = [name for name in kind.__struct_fields__ if name not in others]
-    return kind(**{name: getattr(source, name) for name in names}, **others)
 
 
 def read_bytes(
@@ -68,5 +61,5 @@ def check_same(field: str, in_path: str, in_body: str | None) -> None:
 
 class StrictBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of one of our own requests. Unknown members are refused, because a typo in
-    `expires_in_ms` would go unnoticed. Requests of the reference are lenient: its clients send
-    extra members."""
+    `expires_in_ms` would go unnoticed. Requests of the reference are lenient, because its clients
+    send extra members; there only those are refused that look like a known one."""

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from litestar import Response
 from litestar.params import FromPath, FromQuery, JSONBody
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core import results
-from flowfabric.core.tokens import Scope
+from flowfabric.core.api_tokens import Scope
+from flowfabric.core.records import view_of
 from flowfabric.core.workers import WorkerEvent
 from flowfabric.engine.workers import WorkerPage
-from flowfabric.server import lists, wire
+from flowfabric.server import lists
 from flowfabric.server.access import InSession
 from flowfabric.server.routing import JsonAnswer, Routes, also
 
@@ -57,7 +58,7 @@ async def list_workers(
     limit: lists.PageLimit = lists.PAGE,
     include_expired: FromQuery[bool] = False,
 ) -> WorkerPage:
-    """Those of a namespace serve it, with what they have of it in hand."""
+    """With a namespace: the workers that serve it, with the executions of it that they hold."""
     return await session.engine.list_workers(
         namespace=session.caller.namespace_for(namespace),
         cursor=cursor,
@@ -100,7 +101,7 @@ async def claim(
     )
     if grant is None:
         return Response(None, status_code=204)
-    granted = wire.view_of(GrantView, grant, lane_id=data.lane_id, kind=type(grant).__name__)
+    granted = view_of(GrantView, grant, lane_id=data.lane_id, kind=type(grant).__name__)
     return Response(granted, media_type="application/json")
 
 
@@ -115,17 +116,10 @@ async def reclaim(
         capabilities=data.worker_capabilities,
         grant_ttl_ms=data.grant_ttl_ms,
     )
-    result: dict[str, object] = {"execution_id": outcome.execution_id}
-    if isinstance(outcome, results.NotReclaimable):
-        result |= {"status": "not_reclaimable", "detail": outcome.detail}
-    elif isinstance(outcome, results.ReclaimCapExceeded):
-        result |= {"status": "reclaim_cap_exceeded", "reclaim_count": outcome.reclaim_count}
-    else:
-        result |= {
-            "status": "granted",
-            "partition_key": outcome.partition_key,
-            "grant_key": outcome.grant_key,
-            "expires_at_ms": outcome.expires_at_ms,
-            "lane_id": outcome.lane_id,
-        }
-    return JsonAnswer(result)
+    refusals = {
+        results.NotReclaimable: "not_reclaimable",
+        results.ReclaimCapExceeded: "reclaim_cap_exceeded",
+    }
+    status = refusals.get(type(outcome), "granted")
+    head = {"execution_id": outcome.execution_id, "status": status}
+    return JsonAnswer({**head, **structs.asdict(outcome)})

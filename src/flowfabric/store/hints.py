@@ -21,11 +21,7 @@ POLL_FIRST_S: Final = 0.005
 POLL_MAX_S: Final = 1.0
 POLLS_PER_IDLE_TIME: Final = 8
 """After a second without work, look again after an eighth of that."""
-
-
 LOOKS_PER_IDLE_TIME: Final = 4
-
-
 TOPIC: Final = "topic"
 """The column in which a statement says whom else to wake."""
 
@@ -79,7 +75,7 @@ class HintBoard:
         }
 
     def is_awaited(self, topic: str) -> bool:
-        """Whether somebody here listens for the topic."""
+        """Whether anyone here listens for the topic."""
         return bool(self._listeners.get(topic))
 
     def listen(self, topics: Sequence[str]) -> "Listener":
@@ -103,6 +99,23 @@ class HintBoard:
                 listeners.pop(listener, None)
                 if not listeners:
                     del self._listeners[topic]
+
+
+class HintingStore:
+    """What stores have in common whose hints arrive on a board."""
+
+    def __init__(self) -> None:
+        self._board = HintBoard()
+
+    def hints(self, topics: Sequence[str]) -> "Listener":
+        return self._board.listen(topics)
+
+    def is_awaited(self, topic: str) -> bool:
+        return self._board.is_awaited(topic)
+
+    @property
+    def hints_are_live(self) -> bool:
+        return self._board.live
 
 
 class Listener:

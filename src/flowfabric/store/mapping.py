@@ -21,18 +21,10 @@ from typing import Final, NamedTuple, TypeGuard, TypeVar
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import ids
+from flowfabric.core import ids, states
 from flowfabric.core.bounds import RETENTION_FAILED_MS, RETENTION_MS
 from flowfabric.core.events import Cursor, Event, LogEnd, StoredEvent
 from flowfabric.core.records import Execution, Record
-from flowfabric.core.states import (
-    AttemptState,
-    BlockingReason,
-    EligibilityState,
-    LifecyclePhase,
-    OwnershipState,
-    TerminalOutcome,
-)
 from flowfabric.core.transitions import NO_LEASE, Place, Writes, place_of
 from flowfabric.errors import Corruption
 from flowfabric.store.base import EventPage, Key, Row, Value, tuples_of
@@ -42,21 +34,10 @@ T = TypeVar("T")
 
 PARTITION_KEY: Final = "partition_key"
 
-_UUID_IDS: Final[frozenset[object]] = frozenset(
-    {
-        ids.FlowId,
-        ids.LeaseId,
-        ids.AttemptId,
-        ids.SuspensionId,
-        ids.WaitpointId,
-        ids.SignalId,
-        ids.EdgeId,
-        ids.BudgetId,
-        ids.QuotaPolicyId,
-        ids.GateId,
-        ids.GateOwnerId,
-    }
-)
+_UUID_IDS: Final[frozenset[object]] = frozenset({
+    ids.FlowId, ids.LeaseId, ids.AttemptId, ids.SuspensionId, ids.WaitpointId, ids.SignalId,
+    ids.EdgeId, ids.BudgetId, ids.QuotaPolicyId, ids.GateId, ids.GateOwnerId,
+})  # fmt: skip
 
 
 class Kind(StrEnum):
@@ -247,7 +228,7 @@ def prepare_structs() -> None:
     """
     with _preparing:
         for kind in set(_structs_below(Struct)) - _prepared:
-            # Those that cannot be decoded are made by us alone.
+            # A struct that cannot be decoded is only ever made by our own code.
             with suppress(TypeError):
                 msgspec.json.Decoder(kind)
             _prepared.add(kind)
@@ -414,7 +395,7 @@ def log_end(rows: Sequence[Row]) -> LogEnd:
 
 # An execution is stored by phase of its life, in three tables ---------------
 #
-# `execution` is what was asked for: written once, never updated. `live` is what is going
+# `execution` is what was requested: written once, never updated. `live` is what is going
 # on: narrow, and there exactly as long as the execution has not ended. `ending` is how it
 # ended; a replay takes it back. So the rows that change are as few as the work in hand,
 # however many executions have ended.
@@ -423,7 +404,7 @@ def log_end(rows: Sequence[Row]) -> LogEnd:
 # three. Here a change of that record becomes the writes of the tables.
 
 _KEY: Final = ("partition_key", "execution_id")
-_ASKED: Final = (
+_REQUESTED: Final = (
     "route_id", "created_at_ms", "attempt_timeout_ms", "retention_ms", "retention_failed_ms",
     "creator_identity", "policy", "payload", "payload_encoding", "own_id", "idempotency_key",
     "parent_execution_id",
@@ -431,14 +412,14 @@ _ASKED: Final = (
 ROUTED: Final = ("namespace", "lane_id", "execution_kind")
 """What its route says of an execution, which stays as long as one that uses it."""
 _COPIED: Final = ("route_id", "created_at_ms")
-"""What was asked and stands in the other tables too, for their indexes."""
+"""Columns of the request that the other tables repeat, for their indexes."""
 _COPIED_LIVE: Final = (*_COPIED, "attempt_timeout_ms", "retention_ms")
-"""And in `live`, so that neither a claim nor a completion need look at what was asked."""
+"""And in `live`, so that neither a claim nor a completion has to read the request."""
 AFTER_THE_END: Final[Mapping[str, object]] = {
-    "lifecycle_phase": LifecyclePhase.TERMINAL,
-    "ownership_state": OwnershipState.UNOWNED,
-    "eligibility_state": EligibilityState.NOT_APPLICABLE,
-    "blocking_reason": BlockingReason.NONE,
+    "lifecycle_phase": states.LifecyclePhase.TERMINAL,
+    "ownership_state": states.OwnershipState.UNOWNED,
+    "eligibility_state": states.EligibilityState.NOT_APPLICABLE,
+    "blocking_reason": states.BlockingReason.NONE,
     "blocking_detail": "",
     "ready": False,
     **NO_LEASE,
@@ -452,23 +433,18 @@ AFTER_THE_END: Final[Mapping[str, object]] = {
 }
 """What only `live` holds, and what it is once the execution has ended."""
 BEFORE_THE_END: Final[Mapping[str, object]] = {
-    "terminal_outcome": TerminalOutcome.NONE,
-    "completed_at_ms": None,
-    "retain_until_ms": None,
-    "final_lease_id": None,
-    "final_worker_id": None,
-    "final_worker_instance_id": None,
-    "failure_reason": None,
-    "cancellation_reason": None,
-    "cancelled_by": None,
-    "result": None,
-    "result_encoding": None,
-}
+    "terminal_outcome": states.TerminalOutcome.NONE,
+    **dict.fromkeys((
+        "completed_at_ms", "retain_until_ms", "final_lease_id", "final_worker_id",
+        "final_worker_instance_id", "failure_reason", "cancellation_reason", "cancelled_by",
+        "result", "result_encoding",
+    )),
+}  # fmt: skip
 """What only `ending` holds, and what it is before."""
 
 
 def _by_phase(waiting: StrEnum, other: StrEnum) -> str:
-    runnable = LifecyclePhase.RUNNABLE
+    runnable = states.LifecyclePhase.RUNNABLE
     return f"case {{lifecycle_phase}} when '{runnable}' then '{waiting}' else '{other}' end"
 
 
@@ -494,11 +470,13 @@ USUAL: Final[Mapping[str, Mapping[str, str]]] = {
     "live": {
         **_ZEROES,
         "eligibility_state": _by_phase(
-            EligibilityState.ELIGIBLE_NOW, EligibilityState.NOT_APPLICABLE
+            states.EligibilityState.ELIGIBLE_NOW, states.EligibilityState.NOT_APPLICABLE
         ),
-        "blocking_reason": _by_phase(BlockingReason.WAITING_FOR_WORKER, BlockingReason.NONE),
+        "blocking_reason": _by_phase(
+            states.BlockingReason.WAITING_FOR_WORKER, states.BlockingReason.NONE
+        ),
         "attempt_state": _by_phase(
-            AttemptState.PENDING_FIRST_ATTEMPT, AttemptState.RUNNING_ATTEMPT
+            states.AttemptState.PENDING_FIRST_ATTEMPT, states.AttemptState.RUNNING_ATTEMPT
         ),
         "total_attempt_count": "coalesce({lease_epoch}, 0)",
         "last_transition_at_ms": "coalesce({lease_acquired_at_ms}, {created_at_ms})",
@@ -513,7 +491,7 @@ USUAL: Final[Mapping[str, Mapping[str, str]]] = {
     "ending": {
         **_ZEROES,
         "priority": "0",
-        "attempt_state": f"'{AttemptState.ATTEMPT_TERMINAL}'",
+        "attempt_state": f"'{states.AttemptState.ATTEMPT_TERMINAL}'",
         "total_attempt_count": "coalesce({lease_epoch}, 0)",
         "last_mutation_at_ms": "{completed_at_ms}",
         "last_transition_at_ms": "{completed_at_ms}",
@@ -553,8 +531,8 @@ def _part(name: str, table: str, columns: Iterable[str]) -> type[Record]:
     return part
 
 
-AskedRow: Final = _part("Asked", "execution", {*_KEY, *_ASKED})
-_CHANGING: Final = set(_NAMES) - {*_ASKED, *ROUTED}
+RequestRow: Final = _part("Request", "execution", {*_KEY, *_REQUESTED})
+_CHANGING: Final = set(_NAMES) - {*_REQUESTED, *ROUTED}
 Live: Final = _part("Live", "live", {*_KEY, *_COPIED_LIVE} | _CHANGING - BEFORE_THE_END.keys())
 EndingRow: Final = _part("Ending", "ending", {*_KEY, *_COPIED} | _CHANGING - AFTER_THE_END.keys())
 
@@ -565,7 +543,7 @@ def _picker(names: Iterable[str]) -> "itemgetter[tuple[object, ...]]":
 
 _PICKERS: Final = {
     part: _picker(field.name for field in structs.fields(part))
-    for part in (AskedRow, Live, EndingRow)
+    for part in (RequestRow, Live, EndingRow)
 }
 _RESTS: Final = {
     part: (rest, _picker(rest), tuple(rest.values()))
@@ -594,12 +572,12 @@ def rows_of(writes: Writes, loaded: Mapping[Place, Record]) -> RowWrites:
         if not isinstance(record, Execution):
             updates.append((record, before))
             continue
-        asked, new = parts_of(record)
+        request, new = parts_of(record)
         if not isinstance(before, Execution):
-            updates += (asked, None), (new, None)
+            updates += (request, None), (new, None)
             continue
-        asked_before, old = parts_of(before)
-        updates.append((asked, asked_before))
+        request_before, old = parts_of(before)
+        updates.append((request, request_before))
         if type(old) is type(new):
             updates.append((new, old))
         else:
@@ -623,11 +601,11 @@ def parts_of(record: Record) -> tuple[Record, ...]:
     if rest(values) != expected:
         lost = [name for name in names if getattr(record, name) != names[name]]
         raise AssertionError(f"{', '.join(lost)} would be lost: {record}")
-    return AskedRow(*_PICKERS[AskedRow](values)), phase(*_PICKERS[phase](values))
+    return RequestRow(*_PICKERS[RequestRow](values)), phase(*_PICKERS[phase](values))
 
 
 def phase_table(record: Record) -> type[Record]:
     """The table with the row of a record that changes."""
     if not isinstance(record, Execution):
         return type(record)
-    return EndingRow if record.lifecycle_phase is LifecyclePhase.TERMINAL else Live
+    return EndingRow if record.lifecycle_phase is states.LifecyclePhase.TERMINAL else Live

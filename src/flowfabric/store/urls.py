@@ -65,6 +65,8 @@ def check_url(url: object, field: str = "url") -> str:
     known = (SQLITE, *POSTGRES, EMBEDDED, *HTTP)
     if url.startswith(known) and url not in (SQLITE, EMBEDDED, *HTTP):
         return url
+    if url == SQLITE:
+        raise InvalidInput(field, f"names no file; write its path after it: {url}shop.db", url)
     for scheme in (SQLITE, EMBEDDED):
         path = url.removeprefix(scheme.rstrip("/")).lstrip("/")
         if path and path != url.lstrip("/"):
@@ -90,7 +92,7 @@ def _postgres(
         from flowfabric.store.postgres.store import PostgresStore
     except ModuleNotFoundError as error:
         raise Unavailable(
-            "postgresql", f"needs {error.name}: pip install flowfabric[postgres]"
+            "postgresql", f"needs {error.name}: pip install 'flowfabric[postgres]'"
         ) from error
     return PostgresStore(
         url,

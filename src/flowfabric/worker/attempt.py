@@ -1,9 +1,8 @@
 """One attempt: run the handler, then report its outcome.
 
-Whatever a handler does has one of these ends: a result that is completed, an
-exception that is failed, a wait that is parked, a stop of ours that is handed
-back, or a lease that is gone, after which there is nothing to say. No handler
-ends the worker.
+Every attempt ends in one of these ways: its result completes the execution, its
+exception fails it, its wait parks it, a stop of ours hands it back, or its lease
+is gone and there is nothing to report. No handler ends the worker.
 """
 
 import asyncio
@@ -18,6 +17,7 @@ from types import CoroutineType
 from typing import Final, Protocol
 
 import msgspec
+from msgspec import structs
 
 from flowfabric import errors
 from flowfabric.core.bounds import TEXT_BYTES_MAX
@@ -111,7 +111,7 @@ async def expire(engine: Engine, lease: HeldLease) -> None:
         await asyncio.sleep(TIMEOUT_GRACE_S)
 
 
-async def rest(engine: Engine, lease: HeldLease) -> None:
+async def retry_after_outage(engine: Engine, lease: HeldLease) -> None:
     """Run again in a moment: no trouble of the database counts against a run."""
     await engine.delay(lease.handle, lease.store_now_ms() + OUTAGE_PAUSE_MS)
 
@@ -233,7 +233,7 @@ class RunningAttempt:
                 self._shared.reports.completions.hand_in(result, partial(self._answered, result))
 
     async def _hand_back_late(self) -> None:
-        """What was not renewed in time; the store, whose clock decides, counts no death then."""
+        """Hand back a lease that was not renewed in time, so that the store counts no death."""
         with suppress(errors.FlowFabricError), statements_within(self.lease.ttl_s):
             engine = self._shared.engine
             await engine.hand_back_many([self.lease.handle], reason="it was not renewed in time")
@@ -254,9 +254,9 @@ class RunningAttempt:
     async def _settle(
         self, services: Services, report: Completion | ReportCall | None
     ) -> Completion | ReportCall | None:
-        """Store what the handler has not waited for, and the failures it has gone on past.
+        """Store what the handler did not wait for, and the failures it continued past.
 
-        What it has said and cannot be stored is a failure, unless there is another.
+        If something it emitted cannot be stored, that is a failure, unless there is another.
         """
         try:
             try:
@@ -265,7 +265,7 @@ class RunningAttempt:
                 if isinstance(report, Completion) or self.stopping is Stop.PARK:
                     return self._failed(error)
             if self._went_on:
-                await services.steps.settle()
+                await services.journal.store_failures()
         except errors.FlowFabricError as error:
             log.warning("a failure was not stored: %s", error, extra=self.lease.log_fields)
         except asyncio.CancelledError:
@@ -290,7 +290,7 @@ class RunningAttempt:
             self._end()
 
     def _end(self) -> None:
-        self.lease.settled = True
+        self.lease.reported = True
         self._let_go()
         self._owner.attempt_ended(self)
 
@@ -323,9 +323,8 @@ class RunningAttempt:
                     "handler failed: CancelledError: nobody told it to stop",
                     extra=self.lease.log_fields,
                 )
-                return await self._after_steps(
-                    self._failure(why, FailureClass.TRANSIENT, step=step)
-                )
+                failure = self._failure(failures.ReportedFailure(reason=why), step)
+                return await self._after_steps(failure)
             self._running.uncancel()
             return self._after_stop()
         except BaseException as error:
@@ -360,14 +359,14 @@ class RunningAttempt:
             raise asyncio.CancelledError("it was told to stop before it began")
         task, middleware = self.task, self._owner.middleware
         payload, context = self.lease.claimed.payload, None
-        if task.takes_context or middleware or not self.lease.first_run:
+        if task.arguments.takes_context or middleware or not self.lease.first_run:
             context = await self._make_context()
         if payload.startswith(ENCODED):
             payload = await self._shared.engine.from_store(payload)
         if self.lease.claimed.payload_encoding == JSON_WITH_INPUTS:
             payload = await self._with_inputs(payload)
         args, kwargs = self._arguments(payload)
-        if context is not None and task.takes_context:
+        if context is not None and task.arguments.takes_context:
             args = (context, *args)
         for name, kind in task.arguments.resources.items():
             kwargs[name] = self._shared.resources.get(kind)
@@ -399,7 +398,7 @@ class RunningAttempt:
         task, functions = self.task, self._shared.functions
         if task.is_async:
             made = task.function(*args, **kwargs)
-            # Nearly always the former, which is told for a tenth of the price.
+            # Nearly always a coroutine, and checking for that costs a tenth of the other check.
             assert isinstance(made, CoroutineType) or inspect.isawaitable(made), "as registered"
             return made
         if task.settings.executor == "process":
@@ -461,7 +460,7 @@ class RunningAttempt:
             )
 
     async def _until_thread_ends(self, thread: "asyncio.Future[object]") -> object:
-        """A thread cannot be cancelled: it is told, and waited for."""
+        """A thread cannot be cancelled: ask it to stop, and wait for it."""
         while not thread.done():
             try:
                 await asyncio.wait([thread])
@@ -508,16 +507,16 @@ class RunningAttempt:
         if outage_behind(error, self.lease.broken_by):
             # No trouble of the database counts against a run.
             log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
-            return partial(rest, self._shared.engine, self.lease)
+            return partial(retry_after_outage, self._shared.engine, self.lease)
         if isinstance(error, errors.CodecFailed) and error.decoding:
             error = unfitting(error)
         if isinstance(error, errors.CodeMismatch):
             return partial(block, self._shared.engine, self.lease, error)
-        failure_class = failures.classify(error, self.task)
         where = failures.theirs(error)
         failures.forget_ours(error)
+        report = failures.report_of(error, self.task)
         log.log(
-            logging.ERROR if failure_class is FailureClass.PERMANENT else logging.WARNING,
+            logging.ERROR if report.failure_class is FailureClass.PERMANENT else logging.WARNING,
             "handler failed: %s: %s",
             type(error).__name__,
             failures.text_of(error),
@@ -526,40 +525,30 @@ class RunningAttempt:
             else (type(error), error, where),
             extra=self.lease.log_fields,
         )
-        return self._failure(
-            failures.describe(error),
-            failure_class,
-            failures.category(error),
-            failures.traceback_text(error),
-            blamed(self.lease, error),
-        )
+        return self._failure(report, blamed(self.lease, error))
 
     def _failure(
-        self,
-        reason: str,
-        failure_class: FailureClass,
-        named: str = "",
-        where: str | None = None,
-        step: FailedStep | None = None,
+        self, failure: failures.ReportedFailure, step: FailedStep | None = None
     ) -> ReportCall:
         report = FailureReport(
             handle=self.lease.handle,
-            reason=reason,
-            failure_class=failure_class,
-            category=named,
-            traceback=where,
+            reason=failure.reason,
+            failure_class=failure.failure_class,
+            category=failure.category,
+            traceback=failure.trace or None,
             step=step,
         )
         return lambda: self._shared.reports.failures.add(report)
 
     def _own_failure(self, error: Exception, raised: BaseException | None = None) -> ReportCall:
-        """What goes wrong here fails the run, or it would look as if the worker had died."""
+        """Fail the run for an error of our own, or it would look as if the worker had died."""
         log.error("could not tell what became of it", exc_info=error, extra=self.lease.log_fields)
-        reason = f"the worker could not tell what became of it: {failures.describe(error)}"
+        failure = failures.report_of(error)
+        reason = f"the worker could not tell what became of it: {failure.reason}"
         if raised is not None:
             reason += f"; the handler raised {type(raised).__name__}: {failures.text_of(raised)}"
         return self._failure(
-            reason, FailureClass.TRANSIENT, failures.category(error), failures.traceback_text(error)
+            structs.replace(failure, reason=reason, failure_class=FailureClass.TRANSIENT)
         )
 
     async def _report(self, report: ReportCall) -> None:
@@ -579,15 +568,17 @@ class RunningAttempt:
                 await self._shared.reports.send(self.lease, report)
             except errors.Validation as error:
                 # Every later attempt would ask for the same, and be refused the same.
-                failure = self._failure(str(error), FailureClass.PERMANENT, error.code)
-                await self._shared.reports.send(self.lease, failure)
+                refusal = failures.ReportedFailure(
+                    None, str(error), FailureClass.PERMANENT, error.code
+                )
+                await self._shared.reports.send(self.lease, self._failure(refusal))
         except errors.FlowFabricError as error:
             log.log(
                 level_of(error), "the report was refused: %s", error, extra=self.lease.log_fields
             )
 
     def _warn_about_unused_steps(self, services: Services) -> None:
-        unused = services.steps.never_asked_for()
+        unused = services.journal.never_asked_for()
         if unused:
             log.warning(
                 "stored steps were never asked for, has the code changed? %s",

@@ -26,7 +26,7 @@ class Mark(NamedTuple):
 
 
 class Blaming:
-    """Whatever is raised inside is the failure of this call. Use as a context."""
+    """A context: an exception that leaves it is the failure of this call."""
 
     __slots__ = ("_call", "_lease")
 
@@ -39,18 +39,15 @@ class Blaming:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None and self._call.key and not is_cancelled(error):
-            mark = Mark(self._lease.handle.attempt_id, _failed(self._call, error))
-            _attributes(error)[MARK] = mark
-
-
-def _failed(call: DurableCall, error: BaseException) -> FailedStep:
-    return FailedStep(
-        step_key=call.key,
-        name=call.name,
-        line=call.line.known_as,
-        error=f"{type(error).__name__}: {text_of(error)}",
-        duration_ms=call.took_ms,
-    )
+            call = self._call
+            step = FailedStep(
+                step_key=call.key,
+                name=call.name,
+                line=call.line.known_as,
+                error=f"{type(error).__name__}: {text_of(error)}",
+                duration_ms=call.took_ms,
+            )
+            _attributes(error)[MARK] = Mark(self._lease.handle.attempt_id, step)
 
 
 def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:

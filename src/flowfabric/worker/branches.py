@@ -6,9 +6,10 @@
    there is after the last burst. What is forked at one place is identified together,
    when the first of it makes a call.
 3. A call made while a call or a branch of its line is under way is parallel. So is a fork, but
-   for it a branch is under way from its first call on: those started together are in order.
-4. To place a call its line is identified, for which its parent is, up to the root. Which
-   stored step or line it is then, and why it may not run if there is none, the core says.
+   for it a branch is under way from its first call on: those started together are in order. Once
+   code takes results as they arrive (see `arrivals`) of branches that work outside, all are.
+4. Placing a call first identifies its line, which first identifies its parent, up to the root.
+   The core then says which stored step or line it is or, if there is none, why it may not run.
 5. A failure belongs to the line that saw it and, once that has ended, to its parent. It
    is past when a call is made there after it.
 """
@@ -27,19 +28,19 @@ from flowfabric.core.journal import (
     Kept,
     alike,
     firm,
+    group_of,
     identity,
     indistinct,
-    inserted_key,
     label_of,
     line_group,
     named_line,
-    siblings_key,
 )
+from flowfabric.core.pools import VALUES, Burst, Pool, may_be_of_another
 from flowfabric.core.records import Step, StepKind
-from flowfabric.core.shared_items import VALUES, Burst, Pool, may_be_of_another
-from flowfabric.core.shelf import Shelf
+from flowfabric.core.step_matching import Shelf
+from flowfabric.worker.arrivals import Arrivals
+from flowfabric.worker.asyncio_tasks import TaskActivity
 from flowfabric.worker.digests import KnownBy, known_by
-from flowfabric.worker.tasks import TaskActivity
 
 if TYPE_CHECKING:
     from flowfabric.worker.journal import Journal
@@ -54,7 +55,7 @@ class DurableCall:
 
     __slots__ = (
         "after_key", "asked", "before", "begins", "beside", "has_result", "holds_line", "home",
-        "key", "kind", "line", "made", "refusal", "refused_as", "says_all", "step", "swapped",
+        "key", "kind", "line", "made", "refusal", "refused", "says_all", "step", "swapped",
         "took_ms", "work"
     )  # fmt: skip
 
@@ -83,15 +84,11 @@ class DurableCall:
         self.says_all = False
         """It is a step as good as any other that has its name and arguments."""
         self.swapped: DurableCall | None = None
-        """The call of another branch that has taken the step of this one, which takes its place."""
+        """The call of another branch that took this call's step; this call takes its place."""
         self.refusal = ""
-        self.refused_as = ""
-        """What a person accepts who lets it run, if that is not the call in all branches alike."""
-
-    @property
-    def like(self) -> str:
-        """What stands for it in every branch like its own; its key, outside of branches."""
-        return siblings_key(self.line.known_as, self.asked) or self.key
+        self.refused: Asked | Kept = asked
+        """What a person accepts who lets it run: the call as it was made, or what it should have
+        been given."""
 
     @property
     def name(self) -> str:
@@ -104,7 +101,7 @@ class DurableCall:
 
     @property
     def identity(self) -> str:
-        """What ids of things it creates are made of: the same in every run, before it is stored."""
+        """What the ids of things it creates derive from: stable across runs, stored or not."""
         path: list[str] = []
         for line in self.line.and_above():
             path.insert(0, line.known_as)
@@ -116,7 +113,7 @@ class DurableCall:
 
     @property
     def is_stored(self) -> bool:
-        """Whether an earlier run has stored how it ended; of a sleep, that may be its begin."""
+        """Whether an earlier run stored how it ended; a sleep's row may only say that it began."""
         step = self.step
         return step is not None and (step.kind is not StepKind.SLEEP or step.position is not None)
 
@@ -133,7 +130,7 @@ class DurableCall:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            # The last is thrown into what nobody awaits any more.
+            # GeneratorExit is thrown into a coroutine that nobody awaits any more.
             if exc is not None and not isinstance(exc, GeneratorExit):
                 await self.line.journal.failed(self, exc)
         finally:
@@ -169,9 +166,9 @@ class Forks:
 
     @property
     def key(self) -> str:
-        """What tells the place: one of the calls before, which have been placed.
+        """The key of the place: that of one of the calls before it, all placed by now.
 
-        Not the last: a loop over a set makes them in another order each time.
+        Not of the last one: a loop over a set makes them in a different order each time.
         """
         return min((call.key for call in self.after), default="")
 
@@ -207,6 +204,9 @@ class Line:
         self._numbers: dict[tuple[str, ...], int] = {}
         self._equals: dict[tuple[str, ...], int] = {}
         self._opaque: dict[tuple[str, ...], tuple[object, ...]] = {}
+        self._first: Forks | None = None
+        """Where it started its first branches."""
+        self.arrivals = Arrivals()
         self._shelf: Shelf | None = None
         self._open = 0
         self._made = 0
@@ -231,7 +231,7 @@ class Line:
         self._started = 0
         """How many branches."""
         self.order: int = 0 if parent is None else hash((parent.order, parent._started))
-        """A number that it has in every run in which the lines it is in start as many branches."""
+        """The same number in every run in which the lines around it start as many branches."""
 
     # Calling
 
@@ -241,7 +241,9 @@ class Line:
         self._go_on()
         ended, self.work.ended = self.work.ended, self.work.unseen
         self._activate()
-        parallel = self._open > 0 or self.work.branches > 0
+        beside = self._open > 0 or self.work.branches > 0
+        arrives = self._arrives()
+        parallel = beside or arrives
         quiet = parallel and self._open == 0
         number = _numbered(self._numbers, name, known.digest, parallel)
         if not self._burst:
@@ -250,9 +252,9 @@ class Line:
             self.before, self.forks = self.forks, Forks(self._burst)
         equal = _count(self._equals, alike(kind, name, known.digest))
         made = self.journal.tick()
-        self._in_turn = not parallel or (self._in_turn and self._ended_beside <= 1)
-        self._ended_beside = self.work.unseen = self.work.unseen if parallel else 0
-        after = self._after(parallel, quiet)
+        self._in_turn = not beside or (self._in_turn and self._ended_beside <= 1)
+        self._ended_beside = self.work.unseen = self.work.unseen if beside else 0
+        after = None if arrives else self._after(beside, quiet)
         at_once = quiet and after is not None and not self._quiet
         # Of the arguments of a child nothing may be hidden.
         tells = known.tells and not (kind is StepKind.SUBMIT and known.opaque)
@@ -262,6 +264,8 @@ class Line:
         call = DurableCall(self, kind, asked, made)
         oldest = next(iter(self._under_way), None)
         call.beside = None if oldest is None else oldest.started_at
+        if arrives:
+            call.beside = self._first or Forks([])
         call.refusal = self._indistinct(asked, known, ended)
         if kind in _EFFECTS:
             call.begins, self._acts = not (self._acts or known.is_vague), True
@@ -270,8 +274,8 @@ class Line:
         return call
 
     def _indistinct(self, asked: Asked, known: KnownBy, ended: int) -> str:
-        """Why a call or a branch must not run: what differs in it does not tell, and it may come
-        in the order in which branches end that make no calls."""
+        """Why a call or a branch must not run: it differs only in something unreadable, and may
+        come in the order in which branches without calls end."""
         opaque = known.opaque
         if not opaque:
             return ""
@@ -309,6 +313,18 @@ class Line:
             line = around
         return False
 
+    def _arrives(self) -> bool:
+        """Whether code goes on here as results arrive of branches that work outside of calls."""
+        found = self.journal.works_outside and self.arrivals.count_here
+        if found:
+            self.journal.is_uncertain()
+        return found
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other branch of its coroutine function was started at its place."""
+        return self.started_at is not None and self.started_at.numbers[self.asked.name,] == 1
+
     def begin(self) -> None:
         """One of its calls is awaited: whatever is called from now on is not of its burst."""
         self._open += 1
@@ -319,6 +335,7 @@ class Line:
         self._open -= 1
         self._ended_beside += beside
         self.journal.ended()
+        self.journal.glance(self)
 
     def _close_burst(self) -> None:
         self._burst = []
@@ -344,7 +361,7 @@ class Line:
             self._place_burst(self._bursts.popleft())
 
     def in_doubt(self, call: DurableCall) -> Burst | None:
-        """The burst of a call, if other branches may have to ask first for what it stands for."""
+        """The burst of a call, if another branch may be the one to ask for its step; else None."""
         if call.key:
             return None
         self.identify()
@@ -357,18 +374,15 @@ class Line:
 
     def _asked_in(self, burst: list[DurableCall]) -> Burst:
         asked = [call.asked for call in burst]
-        return Burst(self.known_as, asked, self._after_key, self._after_value)
+        forked_after = burst[0].forked_after
+        return Burst(self.known_as, asked, self._after_key, self._after_value, forked_after)
 
-    def place_all(self) -> None:
-        """Say it of every call made so far."""
+    def is_past_here(self) -> bool:
+        """Whether an earlier run has come further in this line than the calls made so far."""
         self.identify()
         self._close_burst()
         while self._bursts:
             self._place_burst(self._bursts.popleft())
-
-    def is_past_here(self) -> bool:
-        """Whether an earlier run has come further in this line than the calls made so far."""
-        self.place_all()
         started = self._branches_at(self.forks)
         return bool(self.refusal or self.shelf.ahead or (started.untouched and started.behind))
 
@@ -399,26 +413,22 @@ class Line:
                 call.refusal = (
                     self.refusal or call.refusal or match.refusal or self._refusal_of_branches(call)
                 )
-                if match.instead_of:
-                    call.refused_as = inserted_key(match.instead_of)
+                call.refused = match.given_away or call.refused
             self._accept(call)
         self._after_key = burst[-1].key
         self._after_value = any(call.kind in VALUES for call in burst)
 
     def _accept(self, call: DurableCall) -> None:
         """Let a call run that a person has accepted, itself or in another branch like this one."""
-        if not self.journal.has_accepted:
+        given_up = self.journal.given_up(call)
+        if given_up is None:
             return
-        told = map(self.journal.accepted, (call.key, call.refused_as, call.like))
-        left_behind = next((each for each in told if each is not None), None)
-        if left_behind is None:
-            return
-        call.refusal = self.refusal = ""
-        call.refused_as = call.key
-        self.journal.forgive(left_behind)
+        if isinstance(call.refused, Asked):
+            call.refusal = self.refusal = ""
+        self.journal.forgive(given_up)
         for line in self.and_above():
             if line.id is not None:
-                line.shelf.forgive(left_behind)
+                line.shelf.forgive(given_up)
 
     def _refusal_of_branches(self, call: DurableCall) -> str:
         """Why a new call must not run: branches are stored from before it, and none is started."""
@@ -459,7 +469,8 @@ class Line:
                 line.refusal, line.id = "", kept.key
             else:
                 line.id = self.journal.new_line_id(around, group, line.asked)
-            line.pool = self.journal.pool_at(group, line.asked.name)
+            # Where it is stored, which may be after a call that this run has not made.
+            line.pool = self.journal.pool_at(group_of(line.known_as), line.asked.name)
 
     @staticmethod
     def _origin(parent: "Line", forks: Forks) -> tuple[str, str]:
@@ -471,9 +482,9 @@ class Line:
         return around, line_group(around, forks.key)
 
     def is_guessed(self) -> bool:
-        """Whether its number alone tells it for now, while it may be for an item of another line.
+        """Whether only its number identifies it so far, and it may be for another line's item.
 
-        The same for those that are identified together with it. Those it was started in are known.
+        True also if that holds for a line identified together with it. Its parents are identified.
         """
         forks, parent = self.started_at, self.parent
         if self.id is not None or forks is None or parent is None or parent.pool is None:
@@ -520,14 +531,11 @@ class Line:
     def is_named(self) -> bool:
         return self.id is not None and self.id.startswith("=")
 
-    def is_sibling(self, other: "Line") -> bool:
-        """Whether both were started at one place and run the same coroutine function."""
-        return self.started_at is other.started_at and self.asked.name == other.asked.name
-
     def is_beside(self, other: "Line") -> bool:
-        """Whether another is a sibling of this line, or was started in one."""
+        """Whether another, or one it was started in, is of the same function and place."""
         around = list(other.and_above())
-        return self not in around and any(map(self.is_sibling, around))
+        alike = self.started_at, self.asked.name
+        return self not in around and any((a.started_at, a.asked.name) == alike for a in around)
 
     @property
     def known_as(self) -> str:
@@ -543,6 +551,8 @@ class Line:
     @property
     def next_stored(self) -> Kept | None:
         """What an earlier run asked for next, with no branch of it under way; None if nothing."""
+        if self.arrivals and self.journal.works_outside:
+            return None
         if self.pool is not None and self.pool.exchanged:
             return self.pool.left_after(self._after_key)
         return self.shelf.behind
@@ -555,7 +565,7 @@ class Line:
         label = label_of(getattr(coroutine, "__qualname__", type(coroutine).__name__))
         known = known_by(coroutine)
         digest = known.digest
-        parallel = self._open > 0
+        parallel = self._open > 0 or self._arrives()
         number = _numbered(self.forks.numbers, label, digest, parallel)
         equal = _count(self._equals, alike(BRANCH, label, digest))
         same = _count(self._equals, (BRANCH, label, digest, "same"))
@@ -564,6 +574,7 @@ class Line:
         made.refusal = self._indistinct(asked, known, self.work.ended)
         made.work = TaskActivity(self.work)
         self._started += 1
+        self._first = self._first or self.forks
         self.forks.waiting.append(made)
         self._under_way[made] = None
         # Not at once: what is started together is in the order of the code.
@@ -595,6 +606,8 @@ class Line:
             # What is called inside of a name is called by the task around it.
             line = line.parent if line.is_named else None
         self.journal.task_ended(self, cut_off=cut_off)
+        if self.parent is not None:
+            self.journal.glance(self.parent)
 
     def left(self) -> None:
         """Nothing more is called in it for now."""
@@ -622,6 +635,8 @@ class Line:
         self._quiet.clear()
         self._under_way.clear()
         self._opaque.clear()
+        self._first = None
+        self.arrivals.let_go()
 
     def take_over(self, call: DurableCall, step: Step) -> None:
         """A call of this line stands for an equal one of another branch.

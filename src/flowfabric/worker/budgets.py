@@ -1,8 +1,8 @@
 """How a handler keeps within a budget.
 
 A report is a durable step: it is counted once, whatever crashes. A reservation is an amount
-held for this attempt; actual usage is counted when the block ends. An attempt that dies
-in between no longer holds anything, and the next one reserves again, unless the usage was
+held for this attempt; actual usage is counted when the block ends. If the attempt dies
+in between, it holds nothing any more, and the next one reserves again, unless the usage was
 counted already.
 """
 
@@ -28,7 +28,7 @@ from flowfabric.core.budgets import (
 from flowfabric.core.checks import check_bool, check_name
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.records import StepKind
-from flowfabric.engine.ledger import BudgetOutcome, Reservation, Settlement, Usage
+from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest, Reservation, Settlement, Usage
 from flowfabric.logs import open_log
 from flowfabric.parts import waits
 from flowfabric.worker.branches import DurableCall
@@ -107,7 +107,7 @@ class BudgetHold:
     async def __aenter__(self) -> Self:
         services, call = self._services, self._call
         async with call:
-            stored = await services.steps.find(call)
+            stored = await services.journal.find(call)
             services.check()
             self.reservation_id = _key(services, call)
             request = Reservation(
@@ -118,19 +118,15 @@ class BudgetHold:
                 namespace=services.lease.claimed.namespace,
                 waits=self._wait,
             )
-            while True:
-                with services.parking.working():
-                    outcome = await services.post(request)
-                if not (
-                    self._wait
-                    and isinstance(outcome, HardBreach)
-                    and not never_fits(outcome, self.amounts)
-                ):
+            outcome = await self._post(request)
+            while self._wait and isinstance(outcome, HardBreach):
+                if never_fits(outcome, self.amounts):
                     break
                 # After a moment it waits for the budget, like runs that have not started yet.
                 wake_at_ms = services.lease.store_now_ms() + WAIT_MS
                 await services.parking.until(wake_at_ms, WAIT_MS / 1_000)
                 services.check()
+                outcome = await self._post(request)
             if isinstance(outcome, UsageAlreadyApplied):
                 self._settled = outcome
             else:
@@ -139,8 +135,12 @@ class BudgetHold:
             if stored is None:
                 # Every later run reserves again, under the same name.
                 with services.parking.working():
-                    await services.steps.store_later(call, result=b"null")
+                    await services.journal.store_later(call, result=b"null")
         return self
+
+    async def _post(self, request: BudgetRequest) -> BudgetOutcome:
+        with self._services.parking.working():
+            return await self._services.post(request)
 
     async def __aexit__(
         self,
@@ -148,11 +148,13 @@ class BudgetHold:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._settled is not None or (error is not None and not isinstance(error, Exception)):
-            # An attempt that is stopping, or is parked, no longer holds anything.
-            if self._settled is not None and error is None:
-                # Every attempt gets the answer that the first one got.
+        if self._settled is not None:
+            if error is None:
+                # Every attempt gets the same answer as the first.
                 refuse_breach(self._budget, self._settled, self._used or {})
+            return
+        if error is not None and not isinstance(error, Exception):
+            # An attempt that is stopping, or is parked, no longer holds anything.
             return
         used = self._used
         if used is None:
@@ -165,8 +167,7 @@ class BudgetHold:
             namespace=services.lease.claimed.namespace,
             handle=services.lease.handle,
         )
-        with services.parking.working():
-            outcome = await services.post(request)
+        outcome = await self._post(request)
         _warn(services, self._budget, outcome)
         if error is None:
             refuse_breach(self._budget, outcome, used)
@@ -223,16 +224,16 @@ class BlockingBudgetVerbs(BlockingVerbs[B_co]):
 
 
 def _ask(services: Services, verb: str, budget: object) -> DurableCall:
-    """Take the call's place. Amounts do not identify it: another run may have used others."""
+    """Register the call. Amounts do not identify it: another run may have used others."""
     name = f"{verb} {check_name('budget', budget, bytes_max=STEP_NAME_BYTES_MAX - 20)}"
-    return services.steps.ask(StepKind.USAGE, name)
+    return services.journal.ask(StepKind.USAGE, name)
 
 
 async def _report(
     services: Services, call: DurableCall, budget: str, amounts: Mapping[str, int]
 ) -> None:
     async with call:
-        if await services.steps.find(call) is not None:
+        if await services.journal.find(call) is not None:
             return
         services.check()
         request = Usage(
@@ -247,7 +248,7 @@ async def _report(
             _warn(services, budget, outcome)
             refuse_breach(budget, outcome, amounts)
             # Its key identifies a repeat, so the handler need not wait.
-            await services.steps.store_later(call, result=msgspec.json.encode(amounts))
+            await services.journal.store_later(call, result=msgspec.json.encode(amounts))
 
 
 def _warn(services: Services, budget: str, outcome: BudgetOutcome) -> None:

@@ -3,8 +3,8 @@
 `Context` is for async handlers. Plain functions, which run in a thread, use
 `ctx.blocking`, which has the same verbs without `await`.
 
-Finished steps are stored and returned by later runs of the handler: after a crash,
-a retry, a long sleep, an operator's replay. Each verb takes its place in the journal when
+The results of finished steps are stored, and later runs of the handler get them back: after a
+crash, a retry, a long sleep, an operator's replay. Each verb takes its place in the journal when
 it is called and does its work when it is awaited; see `worker.journal`.
 """
 
@@ -34,6 +34,7 @@ from flowfabric.parts import waits
 from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
+from flowfabric.worker.asyncio_tasks import inside_step
 from flowfabric.worker.blame import Blaming
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
@@ -47,80 +48,23 @@ from flowfabric.worker.reports import emitting_step, frames_of, patch_of
 from flowfabric.worker.services import (
     FencedTransaction,
     Services,
-    Verbs,
     check_step,
     decode_step,
     encode_step,
     on_loop,
 )
 from flowfabric.worker.signals import BlockingSignalVerbs, SignalVerbs
-from flowfabric.worker.tasks import inside_step
 
-# What a handler may ask about its own execution -----------------------------
-
-
-class Facts(Verbs):
-    """The part of a context that only reads."""
-
-    @property
-    def attempt_id(self) -> AttemptId:
-        """Changes with every attempt; stays the same after a sleep or a wait."""
-        return self._services.lease.claimed.attempt_id
-
-    @property
-    def lease_remaining(self) -> timedelta:
-        """How long the lease is known to last. It is renewed all the time: if this shrinks
-        towards zero, the database does not answer."""
-        left_s = self._services.lease.left_s
-        return timedelta.max if math.isinf(left_s) else timedelta(seconds=max(0.0, left_s))
-
-    @on_loop
-    async def tags(self) -> Mapping[str, str]:
-        """The tags of the execution as they are now."""
-        services = self._services
-        execution_id = services.lease.claimed.execution_id
-        found = await services.tell(lambda: services.engine.read_execution_context(execution_id))
-        return found.tags
-
-    @on_loop
-    async def scheduled_for(self) -> datetime | None:
-        """The due time it was created for, if a schedule created it."""
-        due_ms = (await self.tags()).get(DUE_TAG)
-        return None if due_ms is None else datetime.fromtimestamp(int(due_ms) / 1_000, UTC)
-
-
-# How a handler asks whether a change of its code applies; see docs/deploys.md
-
-PATCH_NAME_BYTES_MAX: Final = 100
-
-
-class PatchVerbs(Verbs):
-    """The verb for code that changes while runs are under way."""
-
-    @on_loop
-    def patched(self, name: str) -> Coroutine[object, object, bool]:
-        """Whether a change of the code applies to this run: `if await ctx.patched("…"):`.
-
-        True if the run gets here for the first time, and from then on; false if it passed this
-        place with the old code. Each place in the code decides separately.
-        """
-        return answer(self._services, ask(self._services, name))
-
-
-def ask(services: Services, name: str) -> Patch:
-    check_text("name", name, bytes_max=PATCH_NAME_BYTES_MAX, empty=False)
-    return services.steps.ask_patch(name)
-
-
-async def answer(services: Services, patch: Patch) -> bool:
-    services.check()
-    with services.parking.working():
-        return await services.steps.patched(patch)
-
-
-# Executions that a handler has submitted, and how it waits for them ---------
-
+P = ParamSpec("P")
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+BRANCH_NAME_BYTES_MAX: Final = 100
+PATCH_NAME_BYTES_MAX: Final = 100
+IN_PROCESS_SLEEP_MS: Final = 5_000
+"""Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
 
 
 class Child(Generic[R_co]):
@@ -134,15 +78,15 @@ class Child(Generic[R_co]):
         self.execution_id = execution_id
 
     def result(self) -> Coroutine[object, object, R_co]:
-        """Wait for its end without holding a worker, and return what it returned.
+        """Wait for the child's end without holding a worker, and return what it returned.
 
-        While it runs, the handler is parked; when it has ended, the handler runs again
-        and gets the result here. Raises as `Run.result` does. How the child ended is
-        stored, and the same in every later run.
+        While the child runs, the handler is parked; once it has ended, the handler runs again
+        and gets the result here. Raises as `Run.result` does. How the child ended is stored,
+        and the same in every later run.
         """
         services = self._services
         name = f"{RESULT_OF}{self.execution_id}"
-        made = self._result(services.steps.ask(StepKind.CHILD, name))
+        made = self._result(services.journal.ask(StepKind.CHILD, name))
         services.promises.add(f"result() of a child of task {self.task.name}", made)
         return made
 
@@ -150,7 +94,7 @@ class Child(Generic[R_co]):
         services = self._services
         with Blaming(services.lease, call):
             async with call:
-                stored = await services.steps.find(call)
+                stored = await services.journal.find(call)
                 if stored is None:
                     outcome = await self._ended(call)
                 else:
@@ -159,7 +103,7 @@ class Child(Generic[R_co]):
 
     async def _ended(self, call: DurableCall) -> Outcome:
         """How it ended, stored before the handler sees it."""
-        services, ends = self._services, self._services.steps.ends
+        services, ends = self._services, self._services.journal.ends
         while True:
             services.check()
             with services.parking.working():
@@ -168,7 +112,7 @@ class Child(Generic[R_co]):
                     # It may have been replayed since the handler saw how it ended.
                     outcome = ends.setdefault(call.name, outcome)
                     failure = failure_of(outcome)
-                    await services.steps.store(call, result=outcome.result, failure=failure)
+                    await services.journal.store(call, result=outcome.result, failure=failure)
                     return outcome
             await services.parking.until_ended(self.execution_id)
 
@@ -184,62 +128,7 @@ class BlockingChild(Generic[R_co]):
         return self._child._services.wait(self._child.result())
 
 
-# What a handler emits to those who watch its run ----------------------------
-
-
-class StreamVerbs(Verbs):
-    """The verbs that emit something to those who watch the run."""
-
-    @on_loop
-    async def emit(
-        self,
-        content: object,
-        *,
-        kind: str = "",
-        live: Duration | None = None,
-        correlation_id: str | None = None,
-    ) -> None:
-        """Send something to those who follow the run: text, bytes, or any JSON value.
-
-        It is on its way when this returns, and stored before the attempt ends. `kind` is your
-        own label. With `live="10s"` only those watching live see it, and it is deleted soon.
-        A frame emitted in a step counts as long as the step does; outside of steps, as long as
-        the attempt. What was emitted before a pause is not emitted again.
-        """
-        self._services.check()
-        await self._say(frames_of(content, kind, live, correlation_id))
-
-    @on_loop
-    async def summary(self, patch: Mapping[str, object]) -> None:
-        """Change the run's summary: members replace those of the same name, None deletes one.
-
-        Objects are merged, lists replaced. Every attempt has its own summary.
-        """
-        self._services.check()
-        await self._say([patch_of(patch)])
-
-    async def _say(self, frames: Sequence[NewFrame]) -> None:
-        emitter = self._services.emitter
-        if emitter.is_new and not emitter.is_full:
-            emitter.add(frames)
-            return
-        with self._services.parking.working():
-            if emitter.is_new or not await emitter.repeats():
-                emitter.add(frames)
-                await emitter.room()
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-BRANCH_NAME_BYTES_MAX: Final = 100
-IN_PROCESS_SLEEP_MS: Final = 5_000
-"""Shorter sleeps keep the worker; unwinding and claiming again would cost more than it frees."""
-
-
-class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
+class Context(SignalVerbs, BudgetVerbs):
     """The execution a handler works on, and what the handler can do."""
 
     def __init__(self, services: Services, *, waits: bool = False) -> None:
@@ -255,6 +144,32 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
         self.lane: str = claimed.lane_id
         self.priority: int = claimed.priority
         self.worker_instance_id: str = claimed.handle.worker_instance_id
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """Changes with every attempt, but not with a sleep or a wait."""
+        return self._services.lease.claimed.attempt_id
+
+    @property
+    def lease_remaining(self) -> timedelta:
+        """How long the lease is known to last. The worker renews it all the time: if this shrinks
+        towards zero, the database does not answer."""
+        left_s = self._services.lease.left_s
+        return timedelta.max if math.isinf(left_s) else timedelta(seconds=max(0.0, left_s))
+
+    @on_loop
+    async def tags(self) -> Mapping[str, str]:
+        """The tags of the execution as they are now."""
+        services = self._services
+        execution_id = services.lease.claimed.execution_id
+        found = await services.request(lambda: services.engine.read_execution_context(execution_id))
+        return found.tags
+
+    @on_loop
+    async def scheduled_for(self) -> datetime | None:
+        """The due time it was created for, if a schedule created it."""
+        due_ms = (await self.tags()).get(DUE_TAG)
+        return None if due_ms is None else datetime.fromtimestamp(int(due_ms) / 1_000, UTC)
 
     @cached_property
     def log(self) -> "logging.LoggerAdapter[logging.Logger]":
@@ -316,37 +231,29 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
         function: Callable[..., object],
         /,
         *args: object,
-        **given: object,
+        retry: Retry | None = None,
+        **kwargs: object,
     ) -> Coroutine[object, object, object]:
         """Run a function once, whatever crashes; return what it returned.
 
-        The result is stored as JSON and what you get is what was stored, decoded by
-        the function's return annotation. Plain functions run in a thread. `retry`
-        tries again within this run of the handler; after the last try the exception
-        reaches the handler.
+        The result is stored as JSON, and what you get is what was stored, decoded by the
+        function's return annotation. Plain functions run in a thread. `retry` tries again
+        within this run of the handler; after the last try the exception reaches the handler.
         """
-        return self._step(self._ask_step(name, function, args, given), function, args, given)
-
-    def _ask_step(
-        self,
-        name: str,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        given: dict[str, object],
-    ) -> DurableCall:
-        check_step(name, function, given.get("retry"))
-        kwargs = {key: value for key, value in given.items() if key != "retry"}
+        check_step(name, function, retry)
         known = known_by(function, *args, kwargs)
-        return self._services.steps.ask(StepKind.CALL, name, known)
+        call = self._services.journal.ask(StepKind.CALL, name, known)
+        return self._step(call, function, partial(function, *args, **kwargs), retry)
 
     async def _step(
         self,
         call: DurableCall,
         function: Callable[..., object],
-        args: tuple[object, ...],
-        given: dict[str, object],
+        bound: partial[object],
+        retry: Retry | None,
     ) -> object:
-        services, journal = self._services, self._services.steps
+        services, journal = self._services, self._services.journal
+        # Not that of `bound.func`: a function that was partial already has no annotations.
         decoder = result_codec(function).decoder
 
         def decode(data: bytes) -> object:
@@ -361,7 +268,7 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
                 services.check()
                 services.unfinished.begin()
                 try:
-                    data = encode_step(call.key, await self._tried(call, function, args, given))
+                    data = encode_step(call.key, await self._tried(call, bound, retry))
                     # Before it is stored: a result that does not fit fails the step.
                     result = decode(data)
                     await services.flush()
@@ -371,23 +278,17 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
                 return result
 
     async def _tried(
-        self,
-        call: DurableCall,
-        function: Callable[..., object],
-        args: tuple[object, ...],
-        given: dict[str, object],
+        self, call: DurableCall, function: partial[object], retry: Retry | None
     ) -> object:
-        kwargs = dict(given)
-        retry = kwargs.pop("retry", None)
+        final = (DoNotRetry, NotInAStep, *(() if retry is None else retry.final))
         retry_count, began_s = 0, clock_s()
         while True:
             self._services.check()
             inside, emitting = inside_step.set(call.name), emitting_step.set(call.key)
             try:
-                return await self._services.call(call, partial(function, *args, **kwargs))
+                return await self._services.call(call, function)
             except (Exception, asyncio.CancelledError) as error:
-                final = (DoNotRetry, NotInAStep, *(retry.final if isinstance(retry, Retry) else ()))
-                if not isinstance(retry, Retry) or isinstance(error, final) or is_cancelled(error):
+                if retry is None or isinstance(error, final) or is_cancelled(error):
                     raise
                 delay_ms = decide_retry(
                     retry.policy,
@@ -408,21 +309,21 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
 
     @on_loop
     def sleep(self, duration: Duration) -> Coroutine[object, object, None]:
-        """Wait durably. A long sleep releases the worker; the handler runs again after it."""
+        """Wait durably. A long sleep releases the worker; the handler runs again afterwards."""
         sleep_ms = duration_ms("duration", duration)
-        call = self._services.steps.ask(StepKind.SLEEP, "sleep", known_by(sleep_ms))
+        call = self._services.journal.ask(StepKind.SLEEP, "sleep", known_by(sleep_ms))
         return self._sleep(call, sleep_ms)
 
     async def _sleep(self, call: DurableCall, sleep_ms: int) -> None:
         services = self._services
         async with call:
-            stored = await services.steps.find(call)
+            stored = await services.journal.find(call)
             if stored is None:
                 services.check()
                 if sleep_ms > services.in_process_sleep_ms:
                     services.parking.check_free()
                 with services.parking.working():
-                    wake_at_ms = await services.steps.store_sleep(call, sleep_ms)
+                    wake_at_ms = await services.journal.store_sleep(call, sleep_ms)
             elif stored.position is not None:
                 return
             else:
@@ -432,20 +333,20 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
                 await services.parking.until(wake_at_ms, left_ms / 1_000)
             elif left_ms > 0:
                 await asyncio.sleep(left_ms / 1_000)
-            await services.steps.woke(call)
+            await services.journal.woke(call)
 
     @on_loop
     def now(self) -> Coroutine[object, object, datetime]:
         """The time by the store's clock; later runs of the handler get the same."""
-        return self._now(self._services.steps.ask(StepKind.NOW, "now"))
+        return self._now(self._services.journal.ask(StepKind.NOW, "now"))
 
     async def _now(self, call: DurableCall) -> datetime:
         services = self._services
         async with call:
-            stored = await services.steps.find(call)
+            stored = await services.journal.find(call)
             if stored is None:
                 with services.parking.working():
-                    at_ms = (await services.steps.store(call)).at_ms
+                    at_ms = (await services.journal.store(call)).at_ms
             else:
                 at_ms = stored.recorded_at_ms
         return datetime.fromtimestamp(at_ms / 1_000, UTC)
@@ -453,42 +354,57 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     @on_loop
     def random(self) -> Coroutine[object, object, float]:
         """A number from 0 to 1; later runs of the handler get the same."""
-        call = self._services.steps.ask(StepKind.RANDOM, "random")
+        call = self._services.journal.ask(StepKind.RANDOM, "random")
         return self._recorded(call, randomness.random, float)
 
     @on_loop
     def uuid(self) -> Coroutine[object, object, uuids.UUID]:
         """A random uuid; later runs of the handler get the same."""
-        call = self._services.steps.ask(StepKind.UUID, "uuid")
+        call = self._services.journal.ask(StepKind.UUID, "uuid")
         return self._recorded(call, uuids.uuid4, uuids.UUID)
 
     async def _recorded(self, call: DurableCall, make: Callable[[], T], as_: type[T]) -> T:
         services = self._services
         async with call:
-            stored = await services.steps.find(call)
+            stored = await services.journal.find(call)
             if stored is not None:
                 return msgspec.json.decode(stored.result or b"null", type=as_)
             value = make()
             with services.parking.working():
-                await services.steps.store(call, result=msgspec.json.encode(value))
+                await services.journal.store(call, result=msgspec.json.encode(value))
         return value
+
+    @on_loop
+    def patched(self, name: str) -> Coroutine[object, object, bool]:
+        """Whether a change of the code applies to this run: `if await ctx.patched("…"):`.
+
+        True if the run gets here for the first time, and from then on; false if it passed this
+        place with the old code. Each place in the code decides separately. See docs/deploys.md.
+        """
+        check_text("name", name, bytes_max=PATCH_NAME_BYTES_MAX, empty=False)
+        return self._patched(self._services.journal.ask_patch(name))
+
+    async def _patched(self, patch: Patch) -> bool:
+        self._services.check()
+        with self._services.parking.working():
+            return await self._services.journal.patched(patch)
 
     def branch(self, name: str) -> AbstractContextManager[None]:
         """Give a branch of the function a name: `with ctx.branch("ada"): …`.
 
-        Calls inside are identified by that name, wherever and in whatever order they run. For
-        parallel branches that cannot be told apart otherwise.
+        Calls inside are identified by that name, wherever and in whatever order they run. Use it
+        for parallel branches that cannot be told apart otherwise.
         """
         check_text("name", name, bytes_max=BRANCH_NAME_BYTES_MAX, empty=False)
-        return self._services.steps.branch(name)
+        return self._services.journal.branch(name)
 
     def fence(self, connection: object) -> FencedTransaction:
         """Commit business rows only while this worker owns the execution.
 
         Use it inside an open transaction: `with` it, or `async with` it for an async
-        connection. A worker that has lost its lease is stopped here. While the transaction
-        lasts, ten minutes at most, nobody else can take the lease. The verbs of the context
-        do not work inside.
+        connection. A worker that has lost its lease stops here. While the transaction lasts,
+        ten minutes at most, no other worker can take the lease. The verbs of the context do
+        not work inside.
         """
         return self._services.fence(connection)
 
@@ -512,21 +428,21 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     ) -> Coroutine[object, object, Child[R]]: ...
     @on_loop
     def submit(
-        self, what: object, /, *args: object, **given: object
+        self, what: object, /, *args: object, **keywords: object
     ) -> Coroutine[object, object, Child[object]]:
         """Submit another execution. A later run of the handler finds the same one."""
-        return self._submit_any(what, args, given)
+        return self._submit_any(what, args, keywords)
 
     def _submit_any(
-        self, what: object, args: tuple[object, ...], given: dict[str, object]
+        self, what: object, args: tuple[object, ...], keywords: dict[str, object]
     ) -> Coroutine[object, object, Child[object]]:
-        submission, options = read_submission(what, args, given)
+        submission, options = read_submission(what, args, keywords)
         if options.connection is not None:
             raise InvalidInput("connection", "a handler submits through its own ctx.submit")
         self._check_namespace(submission.task)
         arguments = submission.payload if isinstance(what, Call) else args
-        call = self._services.steps.ask(
-            StepKind.SUBMIT, f"submit {submission.task.name}", known_by(arguments, given)
+        call = self._services.journal.ask(
+            StepKind.SUBMIT, f"submit {submission.task.name}", known_by(arguments, keywords)
         )
         return self._submit(call, submission, options)
 
@@ -545,24 +461,64 @@ class Context(PatchVerbs, SignalVerbs, StreamVerbs, BudgetVerbs, Facts):
     ) -> Child[object]:
         services = self._services
         async with call:
-            stored = await services.steps.find(call)
+            stored = await services.journal.find(call)
             if stored is None:
                 services.check()
                 with services.parking.working():
                     made = await services.submit_child(call.identity, submission, options)
                     # Later runs find the same child by its id, or its idempotency key.
-                    await services.steps.store_later(call, result=msgspec.json.encode(made))
+                    await services.journal.store_later(call, result=msgspec.json.encode(made))
             else:
                 made = ExecutionId(msgspec.json.decode(stored.result or b"null", type=str))
         return Child(services, submission.task, made)
 
+    # What others see of it
+
+    @on_loop
+    async def emit(
+        self,
+        content: object,
+        *,
+        kind: str = "",
+        live: Duration | None = None,
+        correlation_id: str | None = None,
+    ) -> None:
+        """Send text, bytes or any JSON value to those who follow the run.
+
+        It is on its way when this returns, and stored before the attempt ends. `kind` is your
+        own label. With `live="10s"` only live viewers see it, and it is deleted soon after. A
+        frame emitted in a step counts as long as the step does; outside of steps, as long as
+        the attempt. What was emitted before a pause is not emitted again.
+        """
+        self._services.check()
+        await self._say(frames_of(content, kind, live, correlation_id))
+
+    @on_loop
+    async def summary(self, patch: Mapping[str, object]) -> None:
+        """Change the run's summary: members replace those of the same name, None deletes one.
+
+        Objects are merged, lists replaced. Every attempt has its own summary.
+        """
+        self._services.check()
+        await self._say([patch_of(patch)])
+
+    async def _say(self, frames: Sequence[NewFrame]) -> None:
+        emitter = self._services.emitter
+        if emitter.is_new and not emitter.is_full:
+            emitter.add(frames)
+            return
+        with self._services.parking.working():
+            if emitter.is_new or not await emitter.repeats():
+                emitter.add(frames)
+                await emitter.room()
+
     @on_loop
     async def progress(self, percent: int | None = None, message: str | None = None) -> None:
-        """Report progress. Whatever is omitted stays as it was."""
+        """Report progress. An omitted value stays as it was."""
         services, handle = self._services, self._services.lease.handle
         services.check()
         with services.parking.working():
-            await services.tell(
+            await services.request(
                 lambda: services.engine.progress(handle, percent=percent, message=message)
             )
 
@@ -602,12 +558,11 @@ class BlockingContext(BlockingSignalVerbs[Context], BlockingBudgetVerbs[Context]
         function: Callable[..., object],
         /,
         *args: object,
-        **given: object,
+        **keywords: object,
     ) -> object:
         """Run a function once, whatever crashes; see `Context.step`."""
         context = self._context
-        call = context._ask_step(name, function, args, given)
-        return context._services.wait(context._step(call, function, args, given))
+        return context._services.wait(context.step(name, function, *args, **keywords))
 
     sleep = waits(Context.sleep)
     now = waits(Context.now)
@@ -632,7 +587,7 @@ class BlockingContext(BlockingSignalVerbs[Context], BlockingBudgetVerbs[Context]
         *args: *Ts,
         **options: Unpack[SubmitOptions],
     ) -> BlockingChild[R]: ...
-    def submit(self, task: object, /, *args: object, **given: object) -> BlockingChild[object]:
+    def submit(self, task: object, /, *args: object, **keywords: object) -> BlockingChild[object]:
         """Submit another execution; see `Context.submit`."""
         context = self._context
-        return BlockingChild(context._services.wait(context._submit_any(task, args, given)))
+        return BlockingChild(context._services.wait(context._submit_any(task, args, keywords)))

@@ -1,19 +1,18 @@
-"""A short name for the arguments of a call or branch, by which parallel ones are told apart.
+"""A short name for the arguments of a call or branch, which tells parallel ones apart.
 
-Two digests: one of values that usually stay the same from run to run, and one that also has
-times and floats. A uuid may be an id or drawn at random: it is in the first only where nothing
-else tells. Of objects that are not plain values only the type counts. Large arguments are read up
-to a limit.
+There are two digests: one of values that usually stay the same from run to run, and one that also
+covers times and floats. A uuid may be an id or random: it is in the first only if nothing else
+tells the call apart. Objects that are not plain values count by type alone. Large arguments are
+read up to a limit.
 
-A function is identified by its name and what it has bound: the object of a method, the arguments of
-a partial, defaults, and the values that an inner function takes from around it. So is a coroutine
-that has not begun, with its arguments. Of bound values only those count that nobody can change, and
-other functions: a list that is filled meanwhile says nothing. The values around a function are
-either all that tells it from others or, beside arguments that do, whatever it happens to need, such
-as a counter: then they are in the second digest only.
+A function is identified by its name and what it has bound: the object of a method, the arguments
+of a partial, defaults, and the values that an inner function takes from around it. So is a
+coroutine that has not begun, together with its arguments. Bound values count only if they are
+immutable, or functions themselves: a list may change while the program runs. The values around a
+function may be all that tells it from others. If its arguments do that, these values may be
+incidental, such as a counter, and are in the second digest only.
 """
 
-import dataclasses
 import datetime
 import decimal
 import dis
@@ -30,6 +29,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from msgspec import Struct
+
+from flowfabric.json_values import fields_of
 
 NODES_MAX: Final = 500
 """Values of one call that are looked at, those inside others included."""
@@ -64,25 +65,25 @@ _rebinding: "weakref.WeakKeyDictionary[types.CodeType, frozenset[str]]" = (
 
 
 class KnownBy(NamedTuple):
-    """What tells a call or a branch from others of its name."""
+    """What distinguishes a call or a branch from others of its name."""
 
     digest: str
     """`firm`, or `firm.full` when some of the values may change from run to run."""
     opaque: tuple[object, ...] = ()
-    """What it has in it and the digest says nothing of."""
+    """What it contains that the digest does not cover."""
     is_vague: bool = False
-    """It has nothing else in it."""
+    """It contains nothing else."""
     tells: bool = False
-    """It has something in it that stays the same in every run, and all of it was read."""
+    """It contains something that stays the same in every run, and was read completely."""
     says_all: bool = False
-    """All of it was read, and stays the same: whatever has this name and digest is equal to it."""
+    """It was read completely and stays the same: what has this name and digest is equal to it."""
 
 
 BY_NAME: Final = KnownBy("")
 
 
 def known_by(*values: object) -> KnownBy:
-    """What tells a call by its function and arguments, or a branch by its coroutine."""
+    """What distinguishes a call, by its function and arguments, or a branch, by its coroutine."""
     reading = _Reading()
     digest = _digest(reading.text(values, 0))
     alone = not reading.tells
@@ -144,12 +145,12 @@ def _content(cell: types.CellType) -> object:
 
 
 def _rebound(code: types.CodeType) -> frozenset[str]:
-    """Variables from around a function that it gives new values itself, as a counter."""
-    found = _rebinding.get(code)
-    if found is None:
+    """Variables from around a function that it assigns itself, such as a counter."""
+    rebound = _rebinding.get(code)
+    if rebound is None:
         stores = (each for each in dis.get_instructions(code) if each.opname == "STORE_DEREF")
-        found = _rebinding[code] = frozenset(each.argval for each in stores)
-    return found
+        rebound = _rebinding[code] = frozenset(each.argval for each in stores)
+    return rebound
 
 
 def _is_fixed(value: object) -> bool:
@@ -175,8 +176,8 @@ class _Reading:
     """One walk through the arguments of a call."""
 
     def __init__(self, *, firm_only: bool = False, alone: bool = True) -> None:
-        """Whether times and floats are left out; and, unless they are `alone`, uuids and what
-        comes from around functions."""
+        """`firm_only` omits times and floats and, unless they are `alone`, uuids and what comes
+        from around functions."""
         self._firm_only = firm_only
         self._alone = alone
         self._inside_around = 0
@@ -185,9 +186,9 @@ class _Reading:
         self.fleeting = False
         self.has_uuids = False
         self.tells = False
-        """Arguments have told something that stays the same in every run."""
+        """Whether an argument stays the same in every run."""
         self.tells_around = False
-        """So has what comes from around functions."""
+        """Whether something from around a function does."""
         self.opaque: list[object] = []
         self.has_lambdas = False
         """Functions whose names say nothing of what they do."""
@@ -200,7 +201,7 @@ class _Reading:
             content = b""
         # The usual types first: to ask whether a value is of any other kind takes much longer.
         elif kind is str or kind is int:
-            self._tell()
+            self._note_telling()
             content = _text(value)
         elif kind is tuple or kind is dict:
             content = b"".join(self._parts(value, depth + 1))
@@ -216,7 +217,7 @@ class _Reading:
     def is_complete(self) -> bool:
         return self._nodes <= NODES_MAX
 
-    def _tell(self) -> None:
+    def _note_telling(self) -> None:
         if self._inside_around:
             self.tells_around = True
         else:
@@ -229,7 +230,7 @@ class _Reading:
         if isinstance(value, uuid.UUID):
             self.has_uuids = True
             return _text(value) if self._alone else b""
-        self._tell()
+        self._note_telling()
         if isinstance(value, enum.Enum):
             return value.name.encode()
         return bytes(value) if isinstance(value, bytes | bytearray) else _text(value)
@@ -289,12 +290,5 @@ def _text(value: object) -> bytes:
 
 def _fields(value: object) -> Sequence[str]:
     """The fields of a record; none of an object whose inside is its own affair."""
-    kind = type(value)
-    if isinstance(value, Struct):
-        return value.__struct_fields__
-    if dataclasses.is_dataclass(value):
-        return [field.name for field in dataclasses.fields(value)]
-    attributes = getattr(kind, "__attrs_attrs__", None)
-    if attributes is not None:
-        return [str(attribute.name) for attribute in attributes]
-    return list(getattr(kind, "__pydantic_fields__", ()))
+    kind: type = type(value)
+    return fields_of(kind)[0] or list(getattr(kind, "__pydantic_fields__", ()))

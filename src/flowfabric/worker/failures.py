@@ -1,12 +1,12 @@
 """Failures: how a handler's exception is reported, stored, and made again for later runs.
 
-1. What comes back is the same exception: of the same class, with the same arguments, text
-   and attributes. Whether it can be made again is tried when it is stored.
-2. If it cannot, because it holds something other than plain values or its class cannot be
-   instantiated, a stand-in comes back: an instance of a class derived from it on the spot, with
-   its text and those attributes that are plain values. Reading any other attribute explains that.
-3. If the class cannot be found, because it was defined inside a function or is gone, or cannot
-   be derived from, `StepFailed` comes back.
+1. Later runs get the same exception: of the same class, with the same arguments, text and
+   attributes. Storing it tries whether it can be made again.
+2. If not, because it holds something other than plain values or its class cannot be
+   instantiated, they get a stand-in: an instance of a class derived from it on the spot, with
+   its text and its plain attributes. Reading any other attribute explains why it is missing.
+3. If its class cannot be imported, because it was defined inside a function or is gone, or
+   cannot be derived from, they get `StepFailed`.
 
 So `except ValueError` works in every run. Nothing here raises, whatever the exception does.
 """
@@ -17,7 +17,7 @@ import concurrent.futures
 import importlib
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -30,6 +30,7 @@ from flowfabric import errors
 from flowfabric.core.bounds import FAILURE_BYTES_MAX, NAME_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.checks import shorten
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.journal import Asked, Kept, shown
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.states import FailureClass, PublicState, TerminalOutcome
 from flowfabric.engine.details import Outcome
@@ -57,12 +58,12 @@ class ProcessDied(Exception):
 class RaisedElsewhere(Exception):
     """What a task raised in its process: the exception's text and where it came from."""
 
-    def __init__(self, told: ReportedFailure) -> None:
-        super().__init__(told.reason)
-        self.told = told
+    def __init__(self, failure: ReportedFailure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
 
     def __str__(self) -> str:
-        return f"{self.told.reason}\n{self.told.trace}".rstrip()
+        return f"{self.failure.reason}\n{self.failure.trace}".rstrip()
 
 
 def elsewhere(error: BaseException) -> RaisedElsewhere | None:
@@ -71,32 +72,34 @@ def elsewhere(error: BaseException) -> RaisedElsewhere | None:
     return origin if isinstance(origin, RaisedElsewhere) else None
 
 
-def classify(error: BaseException, task: Task[..., object] | None) -> FailureClass:
-    """Whether trying again may help."""
+def report_of(error: BaseException, task: Task[..., object] | None = None) -> ReportedFailure:
+    """An exception as it is reported: as its own process saw it, if it was raised in another."""
     origin = elsewhere(error)
     if origin is not None:
-        return origin.told.failure_class
+        return origin.failure
+    return ReportedFailure(
+        reason=_reason(error),
+        failure_class=_failure_class(error, task),
+        category=_category(error),
+        trace=_own_traceback(error),
+    )
+
+
+def _failure_class(error: BaseException, task: Task[..., object] | None) -> FailureClass:
+    """Whether trying again may help."""
     retry = (None if task is None else task.settings.retry) or Retry()
     if isinstance(error, (errors.DoNotRetry, errors.StepsChanged, errors.Validation, *retry.final)):
         return FailureClass.PERMANENT
-    if isinstance(error, ProcessDied):
-        return FailureClass.INFRA_CRASH
-    return FailureClass.TRANSIENT
+    return FailureClass.INFRA_CRASH if isinstance(error, ProcessDied) else FailureClass.TRANSIENT
 
 
-def category(error: BaseException) -> str:
-    origin = elsewhere(error)
-    if origin is not None:
-        return origin.told.category
+def _category(error: BaseException) -> str:
     named = error.code if isinstance(error, errors.FlowFabricError) else type(error).__name__
     return shorten(named, NAME_BYTES_MAX)
 
 
-def describe(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     """The exception in one line, and where the handler raised it."""
-    origin = elsewhere(error)
-    if origin is not None:
-        return origin.told.reason
     if isinstance(error, errors.FlowFabricError | ProcessDied):
         return text_of(error)
     frames = traceback.extract_tb(theirs(error) or error.__traceback__)
@@ -106,12 +109,11 @@ def describe(error: BaseException) -> str:
 
 def why_lost(error: errors.FlowFabricError) -> str:
     """Why a handler must stop: how its execution ended, if it did."""
-    if (
-        not isinstance(error, errors.ExecutionNotActive)
-        or error.terminal_outcome == TerminalOutcome.NONE
-    ):
-        return str(error)
-    return f"{error.terminal_outcome}: {error.reason}" if error.reason else error.terminal_outcome
+    if isinstance(error, errors.ExecutionNotActive):
+        outcome = error.terminal_outcome
+        if outcome != TerminalOutcome.NONE:
+            return f"{outcome}: {error.reason}" if error.reason else outcome
+    return str(error)
 
 
 def text_of(error: BaseException) -> str:
@@ -171,16 +173,16 @@ def forget_ours(error: BaseException) -> None:
         each, count = each.__cause__ or each.__context__, count + 1
 
 
-def traceback_text(error: BaseException) -> str | None:
-    """The traceback as Python prints it, without our own frames before the program's."""
-    origin = elsewhere(error)
-    if origin is not None:
-        return origin.told.trace or None
+def _own_traceback(error: BaseException) -> str:
+    """The traceback as Python prints it, without our own frames before the program's.
+
+    Empty if the exception passed no line of the program.
+    """
     where = theirs(error)
     if where is None:
-        return None
-    told = traceback.TracebackException(type(error), error, where)
-    each, count = told, 1
+        return ""
+    shown = traceback.TracebackException(type(error), error, where)
+    each, count = shown, 1
     while (cause := each.__cause__ or each.__context__) is not None:
         if count == CHAIN_MAX:
             each.__cause__ = each.__context__ = None
@@ -188,7 +190,7 @@ def traceback_text(error: BaseException) -> str | None:
         each, count = cause, count + 1
         own = [frame for frame in each.stack if not frame.filename.startswith(OURS)]
         each.stack = traceback.StackSummary.from_list(own or each.stack)
-    return "".join(told.format()).rstrip()
+    return "".join(shown.format()).rstrip()
 
 
 def place_of(frame: FrameType) -> str:
@@ -208,7 +210,7 @@ def place_of(frame: FrameType) -> str:
 # Classes of exceptions that stand in for one that cannot be made again ------
 
 STOOD_IN_FOR: Final = "__flowfabric_failure__"
-"""What a stand-in is made from, should it be stored itself."""
+"""The stored failure behind a stand-in, which is stored again if the stand-in is."""
 _TEXT: Final = "__flowfabric_text__"
 
 
@@ -218,7 +220,7 @@ class StandIn:
     __slots__ = ()
 
     def __init_subclass__(cls, **_: object) -> None:
-        """The class may keep a list of its subclasses. This is not one of them."""
+        """Do not run the class's own hook, which may register its subclasses."""
 
     def __str__(self) -> str:
         return str(getattr(type(self), _TEXT))
@@ -235,28 +237,10 @@ class StandIn:
 
 
 class Lost:
-    """Stands for an attribute that is not stored: the stand-in says so."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+    """In place of an attribute that is not stored: leads to `StandIn.__getattr__`."""
 
     def __get__(self, error: object, kind: type) -> NoReturn:
-        raise AttributeError(self._name)
-
-
-def derived(
-    kind: type[BaseException], text: str, attributes: Mapping[str, object]
-) -> type[BaseException]:
-    """A class of the same name, whose instances have this text and these attributes."""
-    body = {
-        **attributes,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        _TEXT: text,
-    }
-    made = types.new_class(kind.__name__, (StandIn, kind), exec_body=lambda own: own.update(body))
-    assert issubclass(made, BaseException)
-    return made
+        raise AttributeError
 
 
 # Plain values as text, from which exactly the same can be read again --------
@@ -279,18 +263,6 @@ def literal(value: object) -> str | None:
     return text
 
 
-def read_literal(text: str) -> object:
-    value: object = ast.literal_eval(text)
-    return value
-
-
-def read_tuple(text: str) -> tuple[object, ...]:
-    value = read_literal(text)
-    if not isinstance(value, tuple):
-        raise errors.InvalidInput("arguments", "must be a tuple", value)
-    return value
-
-
 def _is_plain(value: object) -> bool:
     """Exactly of these types: an enum is text too, but would not come back as an enum."""
     kind = type(value)
@@ -304,7 +276,7 @@ def _is_plain(value: object) -> bool:
 
 
 GIVEN_UP: Final = b'"given up"'
-"""Stored for a call the handler cancelled: later runs wait there until they cancel it too."""
+"""Stored for a call that the handler cancelled: later runs wait there until they cancel it too."""
 MARK: Final = "__flowfabric_step__"
 """The attribute of an exception that names the step it came out of; see `worker.blame`."""
 MESSAGE_BYTES_MAX: Final = 8 * 1024
@@ -318,7 +290,7 @@ _NOTES: Final = "__notes__"
 _FIELDS: Final = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 How = Literal["bare", "called", "stand-in"]
-"""How it is made: without its constructor, by what copies it, or not at all."""
+"""How to make it: without its constructor, as Python copies it, or not at all."""
 
 
 class StoredFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -335,7 +307,7 @@ class StoredFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of a group of exceptions."""
     how: How = "stand-in"
     maker: str = ""
-    """What copies it: a method of its class; without a name, the class itself."""
+    """The method of its class that copies it; if empty, the class itself."""
     maker_args: str = "()"
 
 
@@ -355,13 +327,9 @@ def _in_words(error: BaseException) -> StoredFailure:
     return StoredFailure(module="", name=name, message=_message(error))
 
 
-def decode_failure(data: bytes) -> StoredFailure:
-    return msgspec.json.decode(data, type=StoredFailure)
-
-
 def rebuilt(step_key: str, data: bytes) -> BaseException:
     """The exception a stored failure stands for."""
-    stored = decode_failure(data)
+    stored = msgspec.json.decode(data, type=StoredFailure)
     made = _again(stored)
     if made is None:
         return errors.StepFailed(step_key, stored.name, stored.message)
@@ -417,7 +385,7 @@ def _stored(error: BaseException, depth: int) -> StoredFailure:
 
 
 def _recipe(error: BaseException) -> tuple[str, str | None]:
-    """How Python would copy it: by a method of the class, or the class itself, and with what."""
+    """How Python would copy it: by which method, or by its class, and with which arguments."""
     try:
         reduced: object = error.__reduce__()
         if not isinstance(reduced, tuple):
@@ -504,11 +472,11 @@ def _made(kind: type[BaseException], stored: StoredFailure) -> BaseException | N
             made = _bare(kind, stored)
         else:
             maker: Callable[..., object] = getattr(kind, stored.maker) if stored.maker else kind
-            made = _exception(maker(*read_tuple(stored.maker_args)))
+            made = _exception(maker(*ast.literal_eval(stored.maker_args)))
             if stored.args is not None:
-                _set(made, "args", read_tuple(stored.args))
+                _set(made, "args", ast.literal_eval(stored.args))
         for name, text in stored.attributes.items():
-            value = read_literal(text)
+            value: object = ast.literal_eval(text)
             # Attributes that the constructor sets or computes may be read-only.
             if not _holds(made, name, value):
                 _set(made, name, value)
@@ -529,10 +497,10 @@ def _bare(kind: type[BaseException], stored: StoredFailure) -> BaseException:
         for base in kind.__mro__
         if isinstance(vars(base).get("__new__"), types.BuiltinFunctionType)
     )
-    args = () if stored.args is None else read_tuple(stored.args)
+    args = (stored.message,) if stored.args is None else ast.literal_eval(stored.args)
     if stored.members is None:
         made = _exception(new(kind))
-        _set(made, "args", args if stored.args is not None else (stored.message,))
+        _set(made, "args", args)
         return made
     inner = [
         _again(each) or errors.StepFailed("", each.name, each.message) for each in stored.members
@@ -541,13 +509,21 @@ def _bare(kind: type[BaseException], stored: StoredFailure) -> BaseException:
 
 
 def _stand_in(kind: type[BaseException], stored: StoredFailure) -> BaseException | None:
-    """An instance of a class of the same name, derived from it."""
+    """An instance of a class of the same name, derived from it, with the stored text."""
     try:
-        held: dict[str, object] = {name: Lost(name) for name in stored.lost}
-        held.update({name: read_literal(text) for name, text in stored.attributes.items()})
-        body = {name: value for name, value in held.items() if not name.startswith("__")}
-        body[STOOD_IN_FOR] = stored
-        made = _bare(derived(kind, stored.message, body), stored)
+        held: dict[str, object] = dict.fromkeys(stored.lost, Lost())
+        held.update({name: ast.literal_eval(text) for name, text in stored.attributes.items()})
+        body = {name: value for name, value in held.items() if not name.startswith("__")} | {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            _TEXT: stored.message,
+            STOOD_IN_FOR: stored,
+        }
+        derived = types.new_class(
+            kind.__name__, (StandIn, kind), exec_body=lambda own: own.update(body)
+        )
+        assert issubclass(derived, BaseException)
+        made = _bare(derived, stored)
         if _NOTES in held:
             _set(made, _NOTES, held[_NOTES])
     except Exception:
@@ -571,7 +547,7 @@ def _exception(made: object) -> BaseException:
 
 
 def _set(error: BaseException, name: str, value: object) -> None:
-    """Past a class that forbids it."""
+    """Set an attribute although the class may forbid it."""
     BaseException.__setattr__(error, name, value)
 
 
@@ -581,7 +557,9 @@ def _message(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     try:
-        return traceback_text(error) or "".join(traceback.format_exception(error))
+        origin = elsewhere(error)
+        trace = _own_traceback(error) if origin is None else origin.failure.trace
+        return trace or "".join(traceback.format_exception(error))
     except Exception as failure:
         return f"<its traceback cannot be had: {type(failure).__name__}>"
 
@@ -607,7 +585,7 @@ def failure_of(outcome: Outcome) -> bytes | None:
 
 
 def is_end(failure: bytes) -> bool:
-    """Whether a child ended so; else its parent was refused to ask."""
+    """Whether this is the end of a child; otherwise the parent's question was refused."""
     try:
         msgspec.json.decode(failure, type=ChildEnd)
     except msgspec.ValidationError:
@@ -629,9 +607,32 @@ def stored_outcome(execution_id: ExecutionId, stored: Step) -> Outcome:
 
 def ends_in(steps: Iterable[Step]) -> dict[str, Outcome]:
     """How the children ended that a run has seen the end of, by the names of their steps."""
-    found: dict[str, Outcome] = {}
+    ends: dict[str, Outcome] = {}
     for step in steps:
         if step.kind is StepKind.CHILD and (step.failure is None or is_end(step.failure)):
             execution_id = ExecutionId(step.name.removeprefix(RESULT_OF))
-            found.setdefault(step.name, stored_outcome(execution_id, step))
-    return found
+            ends.setdefault(step.name, stored_outcome(execution_id, step))
+    return ends
+
+
+class Children:
+    """The children of one run, and the calls that have submitted them."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, str] = {}
+
+    def may_submit(self, child: str) -> bool:
+        """Whether no other call has submitted it, neither in this run nor stored."""
+        is_free = child not in self._calls
+        self._calls.setdefault(child, "")
+        return is_free
+
+    def submitted(self, child: bytes, call: Asked | Kept) -> None:
+        """`child` is its id as it is stored."""
+        self._calls[msgspec.json.decode(child, type=str)] = shown(call)
+
+    def told(self, refusal: str) -> str:
+        """A refusal that names children by their calls: ids tell people nothing."""
+        for child, call in self._calls.items():
+            refusal = refusal.replace(f"'{RESULT_OF}{child}'", f"the result of {call}")
+        return refusal

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.task import Task
 from flowfabric.worker import failures
 from flowfabric.worker.threads import Late, Threads
@@ -38,7 +38,20 @@ from flowfabric.worker.threads import Late, Threads
 PROCESSES_MAX: Final = 61
 """The most Windows lets us wait for; far more than useful elsewhere."""
 
+START_S: Final = 120.0
+"""How long a process may take to import the program before it is given up."""
+_NAME: Final = "flowfabric-task"
+_GUARD: Final = 'put what the program does when it is run under `if __name__ == "__main__":`'
+
 _SPAWN: Final = multiprocessing.get_context("spawn")
+
+
+def check_not_imported() -> None:
+    """Refuse what a program does while a process of ours only imports it."""
+    process = multiprocessing.current_process()
+    # By the mark that the standard library itself looks at.
+    if process.name == _NAME and getattr(process, "_inheriting", False):
+        raise Unavailable("app", f"a process of a task imports the program that uses it; {_GUARD}")
 
 
 class ProcessCall(Struct, frozen=True, array_like=True):
@@ -93,14 +106,26 @@ class _Child:
         self._killed = False
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._came_up = False
 
     def ask(self, ask: ProcessCall) -> failures.ReportedFailure:
         try:
             pipe = self._started()
+            if not self._came_up:
+                self._await_start(pipe)
             pipe.send_bytes(msgspec.msgpack.encode(ask))
             return msgspec.msgpack.decode(pipe.recv_bytes(), type=failures.ReportedFailure)
         except (EOFError, OSError) as error:
             raise failures.ProcessDied(self._last_words()) from error
+
+    def _await_start(self, pipe: Connection) -> None:
+        if not pipe.poll(START_S):
+            self.kill()
+            raise failures.ProcessDied(
+                f"the process of the task did not come up in {START_S:.0f} s; {_GUARD}"
+            )
+        pipe.recv_bytes()
+        self._came_up = True
 
     def kill(self) -> None:
         with self._lock:
@@ -114,7 +139,9 @@ class _Child:
                 raise EOFError
             if self._pipe is None:
                 self._pipe, theirs_end = _SPAWN.Pipe()
-                self._process = _SPAWN.Process(target=_serve, args=(theirs_end,), daemon=True)
+                self._process = _SPAWN.Process(
+                    target=_serve, name=_NAME, args=(theirs_end,), daemon=True
+                )
                 self._process.start()
                 theirs_end.close()
             return self._pipe
@@ -128,7 +155,9 @@ class _Child:
         how = (
             f"was killed by signal {-code}" if code is not None and code < 0 else f"exited: {code}"
         )
-        return f"the process of the task {how}"
+        if self._came_up or self._killed:
+            return f"the process of the task {how}"
+        return f"the process of the task {how} before it could run anything; {_GUARD}"
 
 
 def _result(told: failures.ReportedFailure) -> bytes:
@@ -154,6 +183,7 @@ def _serve(pipe: Connection) -> None:
     multiprocessing.current_process().daemon = False
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, OSError):
+        pipe.send_bytes(b"up")
         while True:
             ask = msgspec.msgpack.decode(pipe.recv_bytes(), type=ProcessCall)
             pipe.send_bytes(msgspec.msgpack.encode(_answer(ask)))
@@ -174,13 +204,7 @@ def _answer(ask: ProcessCall) -> failures.ReportedFailure:
         call = partial(task.function, *bound.args, **bound.kwargs)
         return failures.ReportedFailure(result=task.encode_result(contained(call)))
     except BaseException as error:
-        return failures.ReportedFailure(
-            reason=failures.describe(error),
-            failure_class=failures.classify(error, task),
-            category=failures.category(error),
-            trace=failures.traceback_text(error) or "",
-            pickled=_rebuildable(error),
-        )
+        return structs.replace(failures.report_of(error, task), pickled=_rebuildable(error))
 
 
 def _find(ask: ProcessCall) -> "Task[..., object]":

@@ -1,7 +1,7 @@
 """Liveness and readiness of a worker over HTTP, for supervisors and deploys.
 
-Not a general server: it answers two questions with a status and a word, and anything else with
-`404`. It keeps and shows nothing that callers send, so it may listen on every address.
+Not a general server: it answers two questions with a status and a word, and everything else with
+`404`. It neither keeps nor shows what callers send, so it may listen on every address.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ class HealthPort:
         try:
             server = await asyncio.start_server(self._take, port=port, limit=REQUEST_BYTES_MAX)
         except OSError as error:
-            told = f"cannot be listened on: {error.strerror or error}"
-            raise InvalidInput("--health-port", told, port) from error
+            problem = f"cannot be listened on: {error.strerror or error}"
+            raise InvalidInput("--health-port", problem, port) from error
         try:
             yield
         finally:

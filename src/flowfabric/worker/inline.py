@@ -1,4 +1,4 @@
-"""Running what is ready, here and now, for tests: no background, no heartbeat, no waiting."""
+"""A worker for tests: it runs what is ready when called, without background work or heartbeats."""
 
 import asyncio
 import math
@@ -12,13 +12,13 @@ from flowfabric.errors import OperationTimeout
 from flowfabric.outages import first_of
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
+from flowfabric.worker.asyncio_tasks import watch_tasks
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.leases import HeldLease
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
-from flowfabric.worker.tasks import watch_tasks
 
 NAME: Final = "inline"
 BATCH: Final = 100
@@ -34,7 +34,7 @@ def _stay(at_ms: int) -> None:
 
 
 class InlineWorker:
-    """Claims and runs on demand. Every sleep of a handler releases it, however short."""
+    """Claims and runs on demand. Every sleep of a handler releases the worker, however short."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class InlineWorker:
             )
 
     async def run_ready(self, patience_s: float = PATIENCE_S) -> int:
-        """Run one batch of what is ready to its end; return how many there were.
+        """Run one batch of what is ready to its end; return how many executions it had.
 
         Handlers that take longer than `patience_s` time out by the clock if they have a timeout;
-        the others are stopped and handed back, and `OperationTimeout` names them.
+        others are stopped and handed back, and `OperationTimeout` names them.
         """
         if not self._tasks:
             return 0

@@ -1,14 +1,14 @@
 """The journal of one run of a handler: its calls, and the stored steps they stand for.
 
 Every call of a durable verb takes its place when it is made, in the line of the task
-that makes it. When it is awaited, the journal finds the stored step it stands for;
-which one that is, and whether a call that is not stored may run, the core decides. How a
-call ended reaches the handler in its turn; see `core.journal.Order`.
+that makes it. When it is awaited, the journal finds its stored step. The core decides which
+one that is, and whether a call that is not stored may run. Outcomes reach the handler one
+at a time, in order; see `core.journal.Order`.
 
-However a call ended without a result, its failure is stored once the handler goes on past it:
-before the next call that was made after it runs, when the handler is parked, or when it
-completes. It makes no difference who refused or raised what. The failure that ends a run is not
-stored, so that a retry tries the call again.
+If a call ends without a result, its failure is stored once the handler continues past it: before
+the next call made after it runs, when the handler is parked, or when it completes. It does not
+matter what refused the call or raised. The failure that ends a run is not stored, so that a retry
+tries the call again.
 """
 
 import asyncio
@@ -16,25 +16,30 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, NoReturn
 
-import msgspec
-
 from flowfabric.core import journal
+from flowfabric.core.changed_code import Acceptances
+from flowfabric.core.pools import Pool
 from flowfabric.core.records import Step, StepKind
-from flowfabric.core.shared_items import Pool
-from flowfabric.core.shelf import Shelf
-from flowfabric.core.steps import NewStep, StepStored, accepted_key
+from flowfabric.core.step_matching import Shelf
+from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
+from flowfabric.worker.asyncio_tasks import current_line, inside_step
 from flowfabric.worker.branches import DurableCall, Line, SeenFailure, root_line
 from flowfabric.worker.digests import BY_NAME, KnownBy
-from flowfabric.worker.failures import GIVEN_UP, encode_failure, ends_in, is_end, raise_again
+from flowfabric.worker.failures import (
+    GIVEN_UP,
+    Children,
+    encode_failure,
+    ends_in,
+    is_end,
+    raise_again,
+)
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.leases import clock_s
 from flowfabric.worker.moved_calls import Moves
 from flowfabric.worker.parking import Parking, Turns
+from flowfabric.worker.pools import LOOK_AGAIN_S, Patience, Pools
 from flowfabric.worker.reports import come_further
-from flowfabric.worker.shared_items import LOOK_AGAIN_S, PATIENCE_S, Pools, looks_in
-from flowfabric.worker.tasks import current_line, inside_step
 
 # Calls as they are stored, and stored steps as a run meets them -------------
 
@@ -94,19 +99,6 @@ SWALLOWED_MAX: Final = 100
 """Verbs a handler may call after it was told to stop, each of which tells it again."""
 
 
-class _Patience:
-    """How long a call waits for others: a time, and so many looks at them."""
-
-    def __init__(self) -> None:
-        self._until_s = clock_s() + PATIENCE_S
-        self._looks_left = looks_in(PATIENCE_S)
-
-    def is_over(self) -> bool:
-        """To be asked at every look."""
-        self._looks_left -= 1
-        return self._looks_left < 0 and clock_s() > self._until_s
-
-
 class Patch(NamedTuple):
     """A question whether a patch is on, at its place in the code."""
 
@@ -148,10 +140,10 @@ class Journal:
         """Stored steps that equal calls of other branches stand for, with these."""
         self._ordinals: dict[tuple[str, tuple[str, str, str]], int] = {}
         self._branched = False
-        self.has_accepted = False
+        self._accepted = Acceptances()
         self._keys: set[str] = set()
         self._line_ids: set[str] = set()
-        self._children: set[str] = set()
+        self.children = Children()
         self.ends: dict[str, Outcome] = {}
         """How children ended, as the handler has seen it: by the names of the calls."""
         self._named: dict[str, Line] = {}
@@ -182,8 +174,8 @@ class Journal:
         """For a handler that goes on although it was told to stop, and has been caught at it."""
         self._swallowed += 1
         if self._swallowed > SWALLOWED_MAX:
-            # In a loop that catches cancellations, another one would only turn it once more, and
-            # no other task would ever have its turn.
+            # A loop that catches cancellations would just go round once more, and no other task
+            # would ever get to run.
             raise RuntimeError("the handler has been told to stop, and goes on all the same")
         raise asyncio.CancelledError("the handler has been told to stop")
 
@@ -198,9 +190,9 @@ class Journal:
             raise NotInAStep(name, step)
 
     async def find(self, call: DurableCall) -> Step | None:
-        """The stored step a call stands for, in its turn; without one, the call may run now.
+        """Wait for the call's turn and return its stored step; None if the call may run now.
 
-        Raises what was stored as the failure of the step.
+        Raises the step's stored failure, if it has one.
         """
         step = await self.look_up(call)
         if step is None:
@@ -229,7 +221,7 @@ class Journal:
         Raises its failure, unless that says how a child ended.
         """
         position = self._positions.get(step.step_key)
-        # Sleeps have none that have not ended.
+        # A sleep that has not ended has no position.
         if position is not None:
             await self._turns.take(position)
         if step.failure is not None and not (step.kind is StepKind.CHILD and is_end(step.failure)):
@@ -247,10 +239,10 @@ class Journal:
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
         if refusal:
-            detail = journal.placed(refusal, call.line.known_as)
+            detail = journal.placed(self.children.told(refusal), call.line.known_as)
             left = self._moves.unaccounted(call.line)
             await self._until_code_fits(
-                CodeMismatch(call.refused_as or call.like, detail),
+                CodeMismatch(self._accepted.name(call.line.known_as, call.refused), detail),
                 likely=left is not None and left.line == call.line.known_as,
             )
         if self.seen or self._passing.locked():
@@ -258,11 +250,11 @@ class Journal:
                 await self._store_seen(call.line.gone_past(call))
 
     async def _takes_over(self, call: DurableCall) -> bool:
-        """Whether a call stands for an equal one of another branch, which does not come to it.
+        """Whether a call takes over the step of an equal one that another branch does not get to.
 
-        Whichever branch comes first may make a call for all, for which the others wait at a lock.
+        The branch that comes first may make a call for all, while the others wait at a lock.
         """
-        patience = _Patience()
+        patience = Patience()
         while self._moves.equal_in_another(call) is not None:
             await self._turns.run_new(at_rest=True)
             step = self._moves.equal_in_another(call)
@@ -281,7 +273,7 @@ class Journal:
         return bool(call.refusal) or self._moves.unaccounted(call.line) is not None
 
     async def _refusal(self, call: DurableCall) -> str:
-        """Why a call must not run, now that all was asked for that is asked for without it."""
+        """Why a call must not run, now that the handler has made every call it makes without it."""
         left = self._moves.unaccounted(call.line)
         if left is not None:
             return _behind(call, left)
@@ -296,8 +288,8 @@ class Journal:
         return refusal
 
     async def _until_others_fit(self) -> None:
-        """Nothing new runs once the code does not fit: code that does would not know it."""
-        # Others that were let go together with this one have to be looked at first.
+        """Run nothing new once the code does not fit: code that fits would not know of it."""
+        # First let other calls that were released together with this one be checked.
         await asyncio.sleep(0)
         if self._suspected and self._parking is not None:
             with self._parking.idle():
@@ -307,12 +299,12 @@ class Journal:
             await self._until_code_fits(mismatch)
 
     def _left_to(self, line: Line) -> Step | None:
-        """What lies ahead of a line in others, if it alone goes on."""
+        """If a line is the only one running: a stored step of another line still ahead of it."""
         return self._moves.left_to(line) if self._turns.alone else None
 
     async def _lasting_refusal(self, call: DurableCall) -> str:
-        """Why it must not run a while later: what is done outside of steps takes its time."""
-        patience = _Patience()
+        """Why it still must not run a while later: work outside steps may take some time."""
+        patience = Patience()
         self._suspected += 1
         self._unsuspected.clear()
         try:
@@ -347,6 +339,8 @@ class Journal:
 
     async def store_later(self, call: DurableCall, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out again."""
+        if call.kind is StepKind.SUBMIT:
+            self.children.submitted(result, call.asked)
         with self._turns.allot() as position:
             self._store_later(new_step(call, result=result, position=position))
             call.has_result = True
@@ -384,7 +378,7 @@ class Journal:
                 raise
             call.line.pend(call, encode_failure(error), position)
 
-    async def settle(self) -> None:
+    async def store_failures(self) -> None:
         """The handler has gone on past every failure: it is parked, or has completed."""
         async with self._passing:
             await self._store_seen(list(self.seen))
@@ -418,8 +412,9 @@ class Journal:
         for step in steps:
             self._steps[step.step_key] = step
             if step.kind is StepKind.SUBMIT and step.result is not None:
-                self._children.add(msgspec.json.decode(step.result, type=str))
-            self.has_accepted |= step.kind is StepKind.ACCEPT
+                self.children.submitted(step.result, kept_of(step))
+            if step.kind is StepKind.ACCEPT:
+                self._accepted.take_in(step)
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
             self._by_line.setdefault(step.line, []).append(kept_of(step))
@@ -442,12 +437,6 @@ class Journal:
             beside.append(self._lines[group])
         self._branched = bool(self._lines)
         self._pools.take_in(self._by_line)
-
-    def submits(self, child: str) -> bool:
-        """Whether a call may submit this child: no other has, neither in this run nor stored."""
-        is_free = child not in self._children
-        self._children.add(child)
-        return is_free
 
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by."""
@@ -497,19 +486,16 @@ class Journal:
         self._moves.certain = False
 
     def forgive(self, keys: Collection[str]) -> None:
-        """A person has accepted that nobody asks for these where they are stored."""
+        """Ignore these from now on: a person has accepted that their lines do not ask for them."""
         self._moves.forgive(keys)
         lines = journal.with_parents(self._steps[key].line for key in keys)
         for shelf in self._lines.values():
             shelf.forgive(lines)
 
-    def accepted(self, key: str) -> Collection[str] | None:
-        """What was stored when a person allowed a call that does not fit it; None if nobody has."""
-        accepted = self._steps.get(accepted_key(key)) if self._steps else None
-        if accepted is None:
-            return None
-        stored_ms = accepted.recorded_at_ms
-        return [key for key, step in self._steps.items() if step.recorded_at_ms <= stored_ms]
+    def given_up(self, call: DurableCall) -> Collection[str] | None:
+        """What was stored when a person accepted this call; None if nobody has."""
+        line, steps = call.line.known_as, self._steps.values()
+        return self._accepted.given_up(line, call.refused, call.step, steps)
 
     def step(self, key: str) -> Step:
         return self._steps[key]
@@ -519,19 +505,10 @@ class Journal:
         if line not in self._by_line:
             return NOTHING
         if line not in self._shelves:
-            self._shelves[line] = self._shelf_of(self._by_line[line])
+            kept = self._by_line[line]
+            stored = ((each, self._steps[each.key]) for each in kept) if self._accepted else ()
+            self._shelves[line] = Shelf(kept, self._accepted.only_equal(line, stored))
         return self._shelves[line]
-
-    def _shelf_of(self, kept: list[journal.Kept]) -> Shelf:
-        only_equal = (
-            [each.key for each in kept if self._accepts(journal.inserted_key(each.key))]
-            if self.has_accepted
-            else ()
-        )
-        return Shelf(kept, frozenset(only_equal))
-
-    def _accepts(self, key: str) -> bool:
-        return accepted_key(key) in self._steps
 
     def pool_at(self, group: str, label: str) -> Pool | None:
         """What is stored of the lines of one coroutine function that were started at one place."""
@@ -568,6 +545,16 @@ class Journal:
     def by_arrival(self) -> bool:
         """Whether the handler may go on in the order in which branches have ended."""
         return self._moves.by_arrival
+
+    @property
+    def works_outside(self) -> bool:
+        """Whether a branch was seen to do something outside of calls, beside others."""
+        return self._moves.outside or self._moves.by_arrival
+
+    def glance(self, line: Line) -> None:
+        """Look what a line waits for that may go on now, if there are others."""
+        if self._turns.tasks and not self.closed:
+            self._moves.glance(line)
 
     def is_beside_work(self, line: Line) -> bool:
         """Whether a branch like this one, or one it has started, works outside of calls."""

@@ -1,10 +1,10 @@
 """Leases as their worker knows and keeps them: the heartbeat, and the fence inside a transaction.
 
-The worker's own clock never decides who owns what; the database does. It only
-bounds how long the worker may believe: a lease that was last confirmed longer
-ago than it lasts may belong to another worker by now. That is counted from before
-the question was sent, by a clock that nobody sets and that goes on while the
-process or the whole machine stands still.
+The database decides who owns what, never the worker's own clock. That clock only
+limits how long the worker relies on a lease: one that was last confirmed longer ago
+than it lasts may belong to another worker by now. The time is counted from before
+the request was sent, by a clock that cannot be set and that keeps running while the
+process or the whole machine is suspended.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Final, NamedTuple
 
 from flowfabric import errors
@@ -61,8 +62,10 @@ class HeldLease:
         self.broken_by: BrokenBy | None = None
         """Tells whether an outage ended the transaction of the latest fence."""
         self._fenced_until_s = 0.0
-        self.settled = False
+        self.reported = False
         """Set when the end has been reported: losing the lease no longer matters."""
+        self.on_step: Callable[[], None] | None = None
+        """Called when a step is stored, of an execution on its last chance."""
         self._store_ms_at_zero = claimed.lease_expires_at_ms - claimed.handle.lease_ttl_ms
         self._zero_s = clock_s()
 
@@ -129,7 +132,7 @@ class HeldLease:
 
     def lose(self, reason: str) -> None:
         """Tell the handler, once."""
-        if self.settled or self.lost is not None:
+        if self.reported or self.lost is not None:
             return
         self.lost = reason
         if self.on_lost is not None:
@@ -140,13 +143,56 @@ class HeldLease:
         return self._store_ms_at_zero + round((clock_s() - self._zero_s) * 1_000)
 
 
+# One execution on its last chance at a time ---------------------------------
+#
+# Of all that a dead worker had in hand, nothing tells which killed it. Those whose next such death
+# fails them are begun one after the other, each until it has got on or ended, and the others are
+# put aside before it begins: what then kills the worker is among those in hand, and of those
+# on their last chance it is the only one.
+
+SUSPECTS_APART_MS: Final = 500
+SUSPECTS_BACK_MS_MAX: Final = 30_000
+
+
+class LastChances:
+    """Which execution on its last chance a worker has in hand, and when others come back."""
+
+    def __init__(self) -> None:
+        self._in_hand: HeldLease | None = None
+        self._next_s = 0.0
+        """When the last of those put aside comes back, by `clock_s`."""
+
+    def choose(self, suspects: Sequence[HeldLease]) -> HeldLease | None:
+        """The one to begin; none while another is in hand."""
+        if self._in_hand is not None:
+            return None
+        self._in_hand = chosen = suspects[0]
+        chosen.on_step = partial(self.let_go, chosen)
+        return chosen
+
+    def let_go(self, lease: HeldLease) -> None:
+        """It has stored a step, was put aside or has ended: the next may begin."""
+        if self._in_hand is lease:
+            self._in_hand = None
+        lease.on_step = None
+
+    def back_in_ms(self) -> int:
+        """When the next one that is put aside comes back: one after the other."""
+        now_s = clock_s()
+        self._next_s = min(
+            max(self._next_s, now_s) + SUSPECTS_APART_MS / 1_000,
+            now_s + SUSPECTS_BACK_MS_MAX / 1_000,
+        )
+        return round((self._next_s - now_s) * 1_000)
+
+
 # The lease, kept inside the handler's own database transaction --------------
 #
-# While that transaction lasts it has the execution's row locked: nobody can take the
-# lease, nor renew it. So the lease is extended in there, for as long as a fence may last;
-# and given its usual time again just before the commit, where a transaction that took
-# longer than that is refused. Whatever else would need the row waits for the commit. A
-# verb of the same branch would wait for itself, and is refused at once.
+# While that transaction is open it keeps the execution's row locked: nobody can take the lease
+# or renew it. So the transaction extends the lease for as long as a fence may last, and gives it
+# its usual time again just before the commit; a transaction that took longer is refused there.
+# Anything else that needs the row waits for the commit. A verb of the same branch would wait for
+# itself, and is refused at once.
 
 _inside: ContextVar[LeaseId | None] = ContextVar("flowfabric_fence", default=None)
 
@@ -384,7 +430,7 @@ class Heartbeat:
                 pause_s = self._interval_s * random.uniform(1 - JITTER, 1)
                 if not await self._beat():
                     pause_s = min(RETRY_S, pause_s)
-                await self._rest(pause_s)
+                await self._wait_for_next_beat(pause_s)
         finally:
             # They need the engine, which may be closed next.
             queueing = list(self._queueing.values())
@@ -392,7 +438,7 @@ class Heartbeat:
                 each.cancel()
             await asyncio.gather(*queueing, return_exceptions=True)
 
-    async def _rest(self, pause_s: float) -> None:
+    async def _wait_for_next_beat(self, pause_s: float) -> None:
         """Until the next renewal is due; look meanwhile, when told to, for leases taken away."""
         assert self._wake is not None
         due_s = clock_s() + pause_s

@@ -1,11 +1,11 @@
 """Detects stored calls that changed code has moved to another line; see docs/deploys.md.
 
 When a call that is not stored is about to run, every call the handler makes without a new
-result has been made, unless it does something outside of steps first. If one like it is
-stored in a line where nobody asks for it, and nobody will, the code has moved it, and its
-effect would happen again. So would it if a line that waits for its branch asked for something
-next: an earlier run came there without it. While its line alone goes on, anything stored elsewhere
-lies ahead of it, but for what was asked for beside others: that came in order of arrival.
+result has been made, unless it does something outside steps first. If the same call is stored in a
+line that has not asked for it and never will, the code has moved it, and its effect would happen
+again. The same is true if a line that waits for this branch has a stored call next: an earlier run
+got there without the new one. While its line is the only one running, anything stored elsewhere
+lies ahead of it, except calls made beside others: those came in order of arrival.
 """
 
 import asyncio
@@ -17,15 +17,19 @@ from typing import Final
 from flowfabric.core import journal
 from flowfabric.core.records import Step, StepKind
 from flowfabric.worker import branches
-from flowfabric.worker.tasks import (
+from flowfabric.worker.arrivals import waits_at_queue
+from flowfabric.worker.asyncio_tasks import (
     OwnTasks,
     at_work,
     awaits_one_of,
     current_line,
     is_ours,
+    is_waiting,
     picks,
 )
 
+GLANCES: Final = 3
+"""Turns of the event loop for which a task is looked at after it may have gone on."""
 _IDLE: Final = (StepKind.SLEEP, StepKind.NOW, StepKind.RANDOM, StepKind.UUID)
 
 
@@ -65,8 +69,33 @@ class Moves:
         self._gives_up = False
         """In this run or an earlier one, the handler gave up something it waited for."""
         self.by_arrival = False
-        """A branch was seen beside others to wait for anything else: what they leave in a list, or
-        do when they end, is in another order in every run."""
+        """A branch was seen, beside others, waiting for something else: what they leave in a list,
+        or do when they end, comes in a different order in every run."""
+
+        self._glances: dict[branches.Line, int] = {}
+        """Lines that are looked at, and for how many turns of the event loop."""
+        self.outside = False
+        """A branch was seen beside others to wait for anything else, if only for a moment."""
+
+    def glance(self, line: branches.Line) -> None:
+        """Look in the next turns what a line waits for, which may go on now."""
+        if line not in self._glances:
+            asyncio.get_running_loop().call_soon(self._glance, line)
+        self._glances[line] = GLANCES
+
+    def _glance(self, line: branches.Line) -> None:
+        running, work = line.work.running, line.work
+        turns = self._glances.pop(line, 0) - 1
+        if turns > 0 and running is not None:
+            self._glances[line] = turns
+            asyncio.get_running_loop().call_soon(self._glance, line)
+        if not work.held and is_waiting(running):
+            if not self.outside and len(self._tasks) > 1:
+                self._running = {each.work.running for each in self._tasks}
+                in_order = self._waits.in_order(running, work.branches)
+                self.outside = not in_order and self._works_outside(line)
+            if waits_at_queue(running):
+                _note_queue(line)
 
     def look(self) -> None:
         """Look whether a task goes on by anything but durable calls. Call it at rest."""
@@ -106,7 +135,7 @@ class Moves:
     def unaccounted(self, line: branches.Line) -> Step | None:
         """What the same code would have asked for by now, before anything new in a line."""
         left = self._left(line) if self.certain else ()
-        # Who comes to the items that branches share, and when, is another matter in every run.
+        # Which branch gets to a shared item, and when, differs from run to run.
         others = self.shared.union(self.in_doubt()) if left else self.shared
         return min((step for step in left if step.line not in others), key=_place, default=None)
 
@@ -115,8 +144,8 @@ class Moves:
         if not self._untaken:
             return []
         left = (self._stored.get(key) for key in self._untaken - self._forgiven)
-        # In which order branches with names come is for the code to say, and one that has only
-        # slept may be what code left behind that gave it another name, and was blocked then.
+        # Named branches may come in any order, and one that has only slept may be left over from
+        # code that gave it another name and was blocked.
         return [
             step
             for step in left
@@ -231,10 +260,10 @@ class Moves:
         return ""
 
     def equal_in_another(self, call: branches.DurableCall) -> Step | None:
-        """What is stored of an equal call, in a branch that is on its way there: as at a lock.
+        """The stored step of an equal call in a branch still on its way to it, say at a lock.
 
-        Each may make such a call for itself. But if this line went on without it in an earlier run,
-        and so would leave something behind now, another has made it for all.
+        Each branch may make such a call for itself. But if an earlier run continued this line
+        without it, so that it would skip a step now, another branch made the call for all of them.
         """
         if self.certain or not (call.says_all and call.refusal):
             return None
@@ -254,14 +283,14 @@ class Moves:
         return min(equal, key=_place, default=None)
 
     def _that_wait_for(self, line: branches.Line) -> Iterator[branches.Line]:
-        """Lines that go on when this one has ended, as far as only stored outcomes decide that.
+        """Lines that continue once this one has ended, if only stored outcomes decide that.
 
-        What such a line asked for on its own, an earlier run asked for after this one had ended.
+        Whatever such a line called by itself, an earlier run called after this one had ended.
         """
         # What works outside of calls may end the waiting first, as a timer does.
         if self._gives_up or self.at_work():
             return
-        # Nobody has looked for those that have made no calls but in branches with names.
+        # Lines whose only calls are inside named branches have never been identified.
         unknown = {None, *self.in_doubt()}
         yield from (
             each for each in line.and_above() if each is not line and each.id not in unknown
@@ -298,7 +327,17 @@ class Moves:
     def let_go(self) -> None:
         """Of the lines, which point back to the attempt."""
         self._tasks.clear()
+        self._glances.clear()
         self.in_doubt = set
+
+
+def _note_queue(line: branches.Line) -> None:
+    """Note that a line waits at a queue, which others may fill as they end."""
+    # Given a time, Python 3.11 waits there in a task of its own.
+    taker = line.parent if line.asked.name == "Queue.get" else line
+    # Branches of one function that do so share their items: see `core.pools`.
+    if taker is not None and (taker.is_alone or taker.work.branches > 0):
+        taker.arrivals.at_queue(taker.work.running)
 
 
 def _place(step: Step) -> tuple[float, str]:
@@ -307,15 +346,16 @@ def _place(step: Step) -> tuple[float, str]:
 
 
 def _may_be_renamed(call: branches.DurableCall, alike: Collection[Step]) -> bool:
-    """Whether what is like a call and stored under another name was moved here from there.
+    """Whether the same call, stored under another branch name, may have been moved here.
 
-    Branches with names may come in any order, and all of them may sleep for as long. But the effect
-    that one of them alone has had, and another is to have first of all, it has in its place.
+    Named branches may come in any order, and all of them may sleep equally long. But if only one of
+    them has had an effect, and this branch is about to have that effect first of all, the branch
+    was renamed.
     """
     others = {journal.name_of(step.line) for step in alike} - {""}
     return call.begins and len(others) == 1
 
 
 def _is_beside(step: Step) -> bool:
-    """Whether it was asked for beside others: then nobody may ask for it in another run."""
+    """Whether it was called in parallel: then another run may never make the call."""
     return step.parallel or step.asked_after is not None or journal.started_beside(step.line)

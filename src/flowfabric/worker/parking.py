@@ -1,10 +1,10 @@
 """Letting go of the worker in the middle of a handler.
 
 A branch that has to wait long says so and stops there. The handler is parked when
-nothing else of it goes on: no call of another branch is under way, no branch works outside of
-calls, and it is at rest. So a result on its way to another branch is used, and an exception on its
-way out of the handler ends the run: it counts for more than a wait. As long as it is not parked,
-each wait looks for itself whether it is over.
+nothing else in it is running: no call of another branch is under way, no branch works outside
+calls, and it is at rest. So a result on its way to another branch is still used, and an exception
+on its way out of the handler ends the run: it takes precedence over a wait. Until the handler is
+parked, each wait checks for itself whether it is over.
 """
 
 import asyncio
@@ -20,17 +20,16 @@ from flowfabric.core.journal import Order
 from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.errors import CodecFailed, CodeMismatch, InvalidInput, Unsuccessful
 from flowfabric.json_values import UNREADABLE
+from flowfabric.worker.asyncio_tasks import current_line
 from flowfabric.worker.branches import Line
 from flowfabric.worker.failures import text_of
-from flowfabric.worker.tasks import current_line
 
 # When a handler has come to rest: it has reacted to all it was given, and waits for more
 #
-# There is no asking a handler for that. It is taken to be at rest when, for some turns of the
-# event loop, no task of it has begun or ended and no call of it was made or has ended. What
-# it does outside of steps, a request to somewhere, leaves no such sign; it counts as rest.
-# One that never rests, since it starts task after task, is given what it waits for all the
-# same.
+# A handler cannot be asked. It is taken to be at rest when, for some turns of the event loop, none
+# of its tasks has begun or ended and none of its calls was made or has ended. Work outside steps,
+# such as a request, leaves no such sign and counts as rest. A handler that never rests, because it
+# starts task after task, gets what it waits for anyway.
 
 QUIET_TURNS: Final = 20
 """Turns of the event loop without a sign of the handler, after which it is at rest."""
@@ -48,13 +47,13 @@ class Rest:
         self._quiet_turns = 0
         self._turns = 0
         self._watching = False
-        self._told: list[Callable[[], bool]] = []
+        self._watchers: list[Callable[[], bool]] = []
         self.look: Callable[[], None] = _nothing
         """Called when the handler has reacted, for some turns, to what it was given."""
 
-    def tell(self, at_rest: Callable[[], bool]) -> None:
-        """Call this at rest, before those given earlier, until one says that it acts."""
-        self._told.insert(0, at_rest)
+    def add_watcher(self, at_rest: Callable[[], bool]) -> None:
+        """Call this at rest, before earlier watchers, until one returns that it has acted."""
+        self._watchers.insert(0, at_rest)
 
     @property
     def reached(self) -> bool:
@@ -81,13 +80,13 @@ class Rest:
             self._loop.call_soon(self._look)
             return
         self._watching = False
-        for at_rest in self._told:
+        for at_rest in self._watchers:
             if at_rest():
                 return
 
     def let_go(self) -> None:
         """Drop references back here."""
-        self._told.clear()
+        self._watchers.clear()
         self.look = _nothing
 
 
@@ -119,7 +118,7 @@ class Parking:
         self._stopped: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
         self.rest = Rest()
-        self.rest.tell(self._at_rest)
+        self.rest.add_watcher(self._at_rest)
         self.until_ms: list[int] = []
         self.executions: list[ExecutionId] = []
         self.pause: Pause | None = None
@@ -172,7 +171,7 @@ class Parking:
             self._look_again()
             return False
         if parked:
-            # From now on what is wanted stays as it is, although the branches are unwound.
+            # Unwinding the branches must not change any more what they wait for.
             self._decided = True
             self._park()
         return parked
@@ -308,7 +307,7 @@ def _nothing() -> None:
 # A handler of which one line alone goes on gets everything at once.
 
 PATIENCE_S: Final = 0.2
-"""How long a stored outcome is waited for whose turn it is."""
+"""How long to wait for the handler to ask for a stored outcome whose turn it is."""
 
 
 class Turns:
@@ -330,11 +329,11 @@ class Turns:
         self._held: list[asyncio.Future[None]] = []
         self._doubtful: list[asyncio.Future[None]] = []
         self.doubts = 0
-        """Calls of which it is not certain what they stand for. Nothing new runs meanwhile."""
+        """How many calls are in doubt about their step. Nothing new runs meanwhile."""
         self._patience: asyncio.TimerHandle | None = None
         self._patient = True
         self._closed = False
-        self._rest.tell(self._at_rest)
+        self._rest.add_watcher(self._at_rest)
 
     @property
     def alone(self) -> bool:
@@ -494,9 +493,8 @@ def end_turn(turn: "asyncio.Future[None] | None") -> None:
 
 # Reading what a run has stored by the types that the code has today ---------
 #
-# It fitted the types of the code that stored it. Where it no longer does, a model has got
-# another field, or a function another annotation: the run is blocked like by any other
-# changed code.
+# It fitted the types of the code that stored it. If it no longer does, because a model has got a
+# new field or a function a new annotation, the run is blocked, as by any other changed code.
 
 MEND_CODEC: Final = "mend the codec or bring back what it needs"
 

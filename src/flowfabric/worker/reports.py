@@ -53,10 +53,10 @@ from flowfabric.errors import (
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import ASK_AGAIN, level_of, statements_within
+from flowfabric.worker.asyncio_tasks import current_line
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.leases import HeldLease
-from flowfabric.worker.tasks import current_line
 
 log = open_log(__name__)
 
@@ -127,9 +127,9 @@ class Reports:
 # A refused frame raises once: at the next emit, at the end of the step, or at the end of the
 # attempt, which then fails. Other frames are stored regardless.
 #
-# A function that runs on after a pause runs from its beginning, and comes again by what it has
-# emitted before. That is not emitted again: everything up to the call at which it paused is
-# passed over, in each of its branches. A new attempt starts over, in a stream of its own.
+# A function that continues after a pause runs again from the top, and reaches what it has emitted
+# before. That is not emitted again: everything up to the call at which it paused is skipped, in
+# each of its branches. A new attempt starts over, in a stream of its own.
 
 BACKLOG_FRAMES_MAX: Final = 10_000
 BACKLOG_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -153,10 +153,10 @@ emitting_step: ContextVar[str | None] = ContextVar("flowfabric_emitting_step", d
 
 
 def come_further(call: DurableCall) -> None:
-    """A call is made that earlier runs have not seen the end of, as far as is stored.
+    """Note that a call goes beyond what earlier runs have stored.
 
-    What its line says from here on is new; after a sleep, which leaves no trace of its end, it
-    is if nothing was said since.
+    What its line emits from here on is new. A sleep leaves no trace of its end: after one, it is
+    new only if nothing has been emitted since it ended.
     """
     step, line = call.step, call.line
     since_ms = NEW_MS if step is None or step.wake_at_ms is None else step.wake_at_ms
@@ -205,7 +205,7 @@ class Emitter:
 
     def add(self, frames: Iterable[NewFrame]) -> None:
         """Hand frames over; call it on the worker's loop. Raises what was refused before."""
-        if self._closed or self._lease.settled:
+        if self._closed or self._lease.reported:
             raise asyncio.CancelledError("the handler has ended")
         self._tell()
         for frame in frames:
@@ -230,8 +230,8 @@ class Emitter:
         return self._sending is None and self._refused is None
 
     async def close(self) -> None:
-        """Store what there is, and nothing more: a task that the handler has left behind, and
-        that never stops to emit, would keep the attempt from its end."""
+        """Store what is queued, and accept nothing more: a task left behind by the handler that
+        never stops emitting would keep the attempt from ending."""
         self._closed = True
         await self.flush()
 

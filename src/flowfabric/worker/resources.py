@@ -22,7 +22,7 @@ Factory = Callable[[], Managed[T] | Iterator[T] | AsyncIterator[T] | Awaitable[M
 
 
 class Resources:
-    """Factories by type, and what they made while the app is open."""
+    """Factories by type, and what they made for the handlers of a running worker."""
 
     def __init__(self) -> None:
         self._factories: dict[type, Callable[[], object]] = {}
@@ -50,7 +50,7 @@ class Resources:
         self._factories |= other._factories
 
     async def open(self) -> None:
-        """Make everything, in the order it was provided; what fails closes the rest."""
+        """Make everything, in the order it was provided; if one fails, close the others."""
         if self._stack is not None:
             return
         opened: dict[type, object] = {}
@@ -72,12 +72,12 @@ class Resources:
             await stack.aclose()
 
     def get(self, kind: type[T]) -> T:
-        found = self._open.get(kind)
-        if not isinstance(found, kind):
+        resource = self._open.get(kind)
+        if not isinstance(resource, kind):
             raise InvalidInput(
                 "get", f"nothing provides {kind.__name__}; call app.provide({kind.__name__}, …)"
             )
-        return found
+        return resource
 
 
 def _check_kind(kind: object) -> None:
@@ -93,8 +93,9 @@ def _check_kind(kind: object) -> None:
 
 
 async def _enter(stack: AsyncExitStack, made: object) -> object:
-    """What a factory has made, opened; the stack closes it."""
-    if inspect.isawaitable(made) and not _is_managed(made):
+    """What a factory made, opened; the stack closes it."""
+    managed = isinstance(made, AbstractAsyncContextManager | AbstractContextManager)
+    if inspect.isawaitable(made) and not managed:
         made = await made
     if inspect.isgenerator(made):
         made = contextmanager(partial(_same, made))()
@@ -108,10 +109,6 @@ async def _enter(stack: AsyncExitStack, made: object) -> object:
         return value
     stack.push_async_callback(_close, made)
     return made
-
-
-def _is_managed(made: object) -> bool:
-    return isinstance(made, AbstractAsyncContextManager | AbstractContextManager)
 
 
 def _same(made: T) -> T:

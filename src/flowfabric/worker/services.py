@@ -33,6 +33,7 @@ from flowfabric.parts import Twin
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
+from flowfabric.worker.asyncio_tasks import inside_step
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Raised
@@ -41,7 +42,6 @@ from flowfabric.worker.leases import HeldLease, Inside, check_outside
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.reports import Emitter, Reports
 from flowfabric.worker.resources import Resources
-from flowfabric.worker.tasks import inside_step
 
 # Noticing that a handler has called a verb and not awaited it ---------------
 #
@@ -164,7 +164,7 @@ class Recorder:
         check_outside(self._lease)
         if self._recording is not None:
             # Steps that the handler did not wait for come first: they were called before.
-            await self.settle()
+            await self.drain()
         if self._refused is not None:
             raise self._refused
         return await fenced(self._lease, self._send(step))
@@ -172,7 +172,7 @@ class Recorder:
     async def room(self) -> None:
         """Wait while a full batch of steps is waiting to be stored."""
         if len(self._later) >= BATCH_MAX:
-            await self.settle()
+            await self.drain()
 
     def store_later(self, step: NewStep) -> None:
         self._later.append(step)
@@ -182,7 +182,7 @@ class Recorder:
             self._recording = asyncio.create_task(self._store_waiting())
             self._recording.add_done_callback(lambda _: busy.close())
 
-    async def settle(self) -> None:
+    async def drain(self) -> None:
         """Wait until all steps are stored that the handler did not wait for."""
         while (recording := self._recording) is not None:
             if self._lease.lost is not None:
@@ -221,11 +221,16 @@ class Recorder:
         ):
             if isinstance(answer, errors.FlowFabricError):
                 raise answer
+            if self._lease.on_step is not None:
+                self._lease.on_step()
 
     async def _send(self, step: NewStep) -> StepStored:
         report = StepReport(handle=self._lease.handle, step=step)
         reports = self._shared.reports
-        return await reports.send(self._lease, lambda: reports.steps.add(report))
+        stored = await reports.send(self._lease, lambda: reports.steps.add(report))
+        if self._lease.on_step is not None:
+            self._lease.on_step()
+        return stored
 
 
 class Unfinished:
@@ -288,7 +293,7 @@ class Services:
         self.unfinished = Unfinished()
         self._emitter: Emitter | None = None
         self._recorder = recorder = Recorder(shared, lease, parking)
-        self.steps = Journal(recorder.store, recorder.store_later, parking, progress.steps)
+        self.journal = Journal(recorder.store, recorder.store_later, parking, progress.steps)
 
     def on_worker_loop(self) -> bool:
         """Whether this is called on the worker's event loop."""
@@ -307,7 +312,7 @@ class Services:
     def stop(self, reason: str) -> None:
         """Stop the handler: whatever its thread waits for ends at once."""
         self.stopped = reason
-        self.steps.close()
+        self.journal.close()
         for call in self._calls:
             call.cancel()
 
@@ -320,15 +325,15 @@ class Services:
 
     async def finish_steps(self) -> None:
         """The handler has failed: begin nothing more, and store the steps that still run."""
-        self.steps.close()
+        self.journal.close()
         if self.unfinished.count:
             log.info("failed; its running steps end first", extra=self.lease.log_fields)
         await self.unfinished.wait()
         for call, result in self.unfinished.late:
             # Unless the handler continued without it: then the cancellation is stored.
-            if any(seen.call is call for seen in self.steps.seen):
+            if any(seen.call is call for seen in self.journal.seen):
                 with suppress(errors.InvalidInput):
-                    await self.steps.store(call, result=encode_step(call.key, result))
+                    await self.journal.store(call, result=encode_step(call.key, result))
 
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """From the handler's thread: run `work` on the worker's loop and wait for it."""
@@ -360,21 +365,21 @@ class Services:
 
     async def post(self, request: BudgetRequest) -> BudgetOutcome:
         """Send a request to a budget, together with those of other handlers."""
-        return await self.tell(lambda: self._shared.reports.usage.add(request))
+        return await self.request(lambda: self._shared.reports.usage.add(request))
 
     def key_of(self, identity: str) -> str:
         """The key of a call outside its execution."""
         return f"{self.lease.claimed.execution_id}:{identity}"
 
     async def outcome_of(self, execution_id: ExecutionId) -> Outcome | None:
-        found = await self.tell(lambda: self.engine.find_outcomes([execution_id]))
+        found = await self.request(lambda: self.engine.find_outcomes([execution_id]))
         if execution_id in found.missing:
             raise errors.NotFound("execution", execution_id)
         return found.ended.get(execution_id)
 
     async def take_signals(self, pause: Pause, *, announce: bool) -> SuspensionView | None:
         """How a pause would end at once; None if it would not."""
-        return await self.tell(
+        return await self.request(
             lambda: self.engine.take_signals(
                 self.lease.handle,
                 suspension_id=pause.suspension_id,
@@ -386,7 +391,7 @@ class Services:
     async def set_aside_signals(
         self, suspension_id: str, signal_ids: Sequence[str], reason: str
     ) -> None:
-        await self.tell(
+        await self.request(
             lambda: self.engine.set_aside_signals(
                 self.lease.handle,
                 suspension_id=suspension_id,
@@ -406,7 +411,9 @@ class Services:
             check_outside(self.lease)
             return last
         execution_id = self.lease.claimed.execution_id
-        return await self.tell(lambda: self.engine.describe_suspension(execution_id, suspension_id))
+        return await self.request(
+            lambda: self.engine.describe_suspension(execution_id, suspension_id)
+        )
 
     def fence(self, connection: object) -> "FencedTransaction":
         return FencedTransaction(self.engine, self.lease, connection, self._loop)
@@ -425,7 +432,7 @@ class Services:
             (checked,) = submissions.check([call], options, namespace, parent)
             return await submissions.submit(checked)
 
-        created = await self.tell(submit)
+        created = await self.request(submit)
         if created.execution_id == parent:
             named = "execution_id" if options.idempotency_key is None else "idempotency_key"
             raise errors.InvalidInput(named, "is this run's own; give the child another")
@@ -433,7 +440,7 @@ class Services:
 
     def _child_id(self, parent: ExecutionId, identity: str) -> ExecutionId:
         # A call whose arguments have changed since may have been what this one is now.
-        while not self.steps.submits(made := child_id(self.engine, parent, identity)):
+        while not self.journal.children.may_submit(made := child_id(self.engine, parent, identity)):
             identity += "'"
         return made
 
@@ -452,17 +459,17 @@ class Services:
 
     async def settle(self) -> None:
         """After the handler has ended, store everything it did not wait for."""
-        await self._recorder.settle()
+        await self._recorder.drain()
         if self._emitter is not None:
             await self._emitter.close()
 
     def let_go(self) -> None:
         """Drop references back to the attempt."""
-        self.steps.let_go()
+        self.journal.let_go()
         self.parking.let_go()
         self.promises.let_go()
 
-    async def tell(self, report: Callable[[], Awaitable[T]]) -> T:
+    async def request(self, report: Callable[[], Awaitable[T]]) -> T:
         """Make an idempotent call to the engine."""
         check_outside(self.lease)
         await self._recorder.room()
@@ -601,7 +608,9 @@ class BlockingVerbs(Twin[V_co]):
     def __init__(self, context: V_co) -> None:
         self._context = context
 
-    def _call(self, method: Callable[[V_co], Coroutine[object, object, T]]) -> T:
+    def _call(
+        self, method: Callable[[V_co], Coroutine[object, object, T]], connection: object
+    ) -> T:
         return self._context._services.wait(method(self._context))
 
 

@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final, Literal, TypeVar, overload
 
 import msgspec
@@ -109,14 +108,14 @@ async def make_waitpoint(
 ) -> SignalToken:
     execution_id = services.lease.claimed.execution_id
     async with call:
-        stored = await services.steps.look_up(call)
+        stored = await services.journal.look_up(call)
         if stored is not None and stored.failure is not None:
-            await services.steps.deliver(stored)
+            await services.journal.deliver(stored)
         services.check()
         with services.parking.working():
             # Asked for in every run, since the token itself is stored nowhere.
             waitpoint_id = _waitpoint_id(services, call, stored)
-            made = await services.tell(
+            made = await services.request(
                 lambda: services.engine.create_waitpoint(
                     services.lease.handle,
                     name,
@@ -128,9 +127,9 @@ async def make_waitpoint(
             services.waitpoints_made += 1
             if stored is None:
                 result = msgspec.json.encode(made.waitpoint_id)
-                await services.steps.store_later(call, result=result)
+                await services.journal.store_later(call, result=result)
             else:
-                await services.steps.deliver(stored)
+                await services.journal.deliver(stored)
     return SignalToken(execution_id, made.waitpoint_id, made.waitpoint_token)
 
 
@@ -149,24 +148,22 @@ async def received(
     """
     call = wait.call
     async with call:
-        stored = await services.steps.find(call)
+        stored = await services.journal.find(call)
         if stored is None:
-            ended = await _readable(services, wait, kind)
-            await services.steps.store_later(call, result=msgspec.json.encode(ended))
+            try:
+                ended = await _ended(services, wait, kind)
+            except errors.CodecFailed as error:
+                # The codec cannot read it yet: the handler is parked.
+                await services.parking.until_code_fits(unfitting(error))
+                raise
+            await services.journal.store_later(call, result=msgspec.json.encode(ended))
         else:
             ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
         with Blaming(services.lease, call):
             _check(ended, what)
-            return await fitting(services.parking, partial(_signals, ended, kind))
-
-
-async def _readable(services: Services, wait: Wait, kind: object) -> StoredWait:
-    """How a wait ended. If the codec cannot read it yet, the handler is parked."""
-    try:
-        return await _ended(services, wait, kind)
-    except errors.CodecFailed as error:
-        await services.parking.until_code_fits(unfitting(error))
-        raise
+            return await fitting(
+                services.parking, lambda: tuple(_signal(each, kind) for each in ended.signals)
+            )
 
 
 async def _ended(services: Services, wait: Wait, kind: object) -> StoredWait:
@@ -201,7 +198,7 @@ async def _pause_ended(services: Services, wait: Wait, number: int) -> Suspensio
         pause = _pause(services, wait, suspension_id)
         made = services.waitpoints_made + len(pause.fresh)
         if counts_waitpoints(wait.condition) or made > OPEN_WAITPOINTS_MAX:
-            view = await _unless_impossible(services, pause)
+            view = await _take_or_announce(services, pause)
     return view or await _until_signalled(services, pause)
 
 
@@ -222,7 +219,7 @@ def _left_ms(services: Services, wait: Wait, view: SuspensionView, began_s: floa
     return max(0, view.timeout_at_ms - services.lease.store_now_ms())
 
 
-async def _unless_impossible(services: Services, pause: Pause) -> SuspensionView | None:
+async def _take_or_announce(services: Services, pause: Pause) -> SuspensionView | None:
     """How the pause would end at once; a refusal is raised in the handler, which is not unwound.
 
     Only the engine knows how many waitpoints there are, to count or besides.
@@ -344,10 +341,6 @@ def _check(ended: StoredWait, what: str) -> None:
         raise errors.InvalidInput(ended.refusal.field, ended.refusal.problem)
 
 
-def _signals(ended: StoredWait, kind: object) -> tuple[Signal[object], ...]:
-    return tuple(_signal(each, kind) for each in ended.signals)
-
-
 def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
     return Signal(
         name=stored.name,
@@ -376,7 +369,7 @@ D = TypeVar("D")
 S_co = TypeVar("S_co", bound="SignalVerbs", covariant=True)
 
 WAITPOINT_TTL: Final = "30d"
-_NONE_GIVEN: Final = object()
+_NO_DEFAULT: Final = object()
 
 
 class SignalVerbs(Verbs):
@@ -403,7 +396,7 @@ class SignalVerbs(Verbs):
         name: str,
         *,
         timeout: Duration | None = None,
-        default: object = _NONE_GIVEN,
+        default: object = _NO_DEFAULT,
         type: object = object,  # noqa: A002
     ) -> Coroutine[object, object, object]:
         """Wait for a signal without holding a worker; return it where the function left off.
@@ -414,7 +407,7 @@ class SignalVerbs(Verbs):
         """
         check_awaitable(self, "wait_for_signal")
         wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        made = self._one(wait, f"signal {name!r}", default, type)
+        made = self._received(wait, f"signal {name!r}", default, type, one=True)
         return promised(self, "wait_for_signal", (name,), made)
 
     @overload
@@ -441,7 +434,7 @@ class SignalVerbs(Verbs):
         self,
         *conditions: str | Condition,
         timeout: Duration | None = None,
-        default: object = _NONE_GIVEN,
+        default: object = _NO_DEFAULT,
         type: object = object,  # noqa: A002
     ) -> Coroutine[object, object, object]:
         """Wait until all conditions are met: names, `all_of`, `any_of`, `count`.
@@ -451,7 +444,7 @@ class SignalVerbs(Verbs):
         """
         check_awaitable(self, "wait_for")
         wait, what = self._wait_for(conditions, timeout)
-        return promised(self, "wait_for", conditions, self._many(wait, what, default, type))
+        return promised(self, "wait_for", conditions, self._received(wait, what, default, type))
 
     @on_loop
     def waitpoint(
@@ -464,7 +457,7 @@ class SignalVerbs(Verbs):
         `name`.
         """
         expires_in_ms = duration_ms("expires", expires)
-        call = self._services.steps.ask(
+        call = self._services.journal.ask(
             StepKind.WAITPOINT, f"waitpoint {check_name(name)}", known_by(expires_in_ms)
         )
         return make_waitpoint(self._services, call, name, expires_in_ms)
@@ -475,7 +468,7 @@ class SignalVerbs(Verbs):
         # Happens when the verb is called, so that calls take their places in the order of the code.
         timeout_ms = optional_duration_ms("timeout", timeout)
         known = known_by(repr(condition), timeout_ms)
-        call = self._services.steps.ask(StepKind.SIGNAL, step_name, known)
+        call = self._services.journal.ask(StepKind.SIGNAL, step_name, known)
         return Wait(call=call, condition=condition, timeout_ms=timeout_ms)
 
     def _wait_for(
@@ -490,23 +483,16 @@ class SignalVerbs(Verbs):
             raise errors.InvalidInput("wait_for", most, len(names))
         return self._wait("signals", condition, timeout), f"signals {', '.join(names)}"
 
-    async def _one(self, wait: Wait, what: str, default: object, kind: object) -> object:
-        found = await self._found(wait, what, default, kind)
-        return default if found is None else found[0]
-
-    async def _many(self, wait: Wait, what: str, default: object, kind: object) -> object:
-        found = await self._found(wait, what, default, kind)
-        return default if found is None else found
-
-    async def _found(
-        self, wait: Wait, what: str, default: object, kind: object
-    ) -> tuple[Signal[object], ...] | None:
+    async def _received(
+        self, wait: Wait, what: str, default: object, kind: object, *, one: bool = False
+    ) -> object:
         try:
-            return await received(self._services, wait, what, kind)
+            signals = await received(self._services, wait, what, kind)
         except errors.SignalTimeout:
-            if default is _NONE_GIVEN:
+            if default is _NO_DEFAULT:
                 raise
-            return None
+            return default
+        return signals[0] if one else signals
 
 
 class BlockingSignalVerbs(BlockingVerbs[S_co]):
@@ -533,13 +519,14 @@ class BlockingSignalVerbs(BlockingVerbs[S_co]):
         name: str,
         *,
         timeout: Duration | None = None,
-        default: object = _NONE_GIVEN,
+        default: object = _NO_DEFAULT,
         type: object = object,  # noqa: A002
     ) -> object:
         """Wait for a signal without holding a worker; see `Context.wait_for_signal`."""
         verbs = self._context
         wait = verbs._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        return verbs._services.wait(verbs._one(wait, f"signal {name!r}", default, type))
+        made = verbs._received(wait, f"signal {name!r}", default, type, one=True)
+        return verbs._services.wait(made)
 
     @overload
     def wait_for(
@@ -565,10 +552,10 @@ class BlockingSignalVerbs(BlockingVerbs[S_co]):
         self,
         *conditions: str | Condition,
         timeout: Duration | None = None,
-        default: object = _NONE_GIVEN,
+        default: object = _NO_DEFAULT,
         type: object = object,  # noqa: A002
     ) -> object:
         """Wait until all conditions are met; see `Context.wait_for`."""
         verbs = self._context
         wait, what = verbs._wait_for(conditions, timeout)
-        return verbs._services.wait(verbs._many(wait, what, default, type))
+        return verbs._services.wait(verbs._received(wait, what, default, type))

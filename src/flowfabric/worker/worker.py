@@ -2,7 +2,8 @@
 
 Claims come in batches, into free slots only, plus some ahead while handlers are
 quick, so that the next are on their way while these run; what no slot comes free for
-is handed back. All leases of the process are renewed together. Told to stop, it claims
+is handed back. Of executions that the next death of a worker fails, one is begun at a time.
+All leases of the process are renewed together. Told to stop, it claims
 no more, hands back what it has not started, lets running handlers finish for a
 while, then stops them and hands their leases back too: nothing is left to expire.
 Nothing that goes wrong with the database or a handler ends it, except that the database
@@ -39,14 +40,21 @@ from flowfabric.reconcilers import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
 from flowfabric.task import Task
+from flowfabric.worker.asyncio_tasks import watch_tasks
 from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.functions import Functions
-from flowfabric.worker.leases import BEATS_PER_LEASE, Connect, Heartbeat, HeldLease, clock_s
+from flowfabric.worker.leases import (
+    BEATS_PER_LEASE,
+    Connect,
+    Heartbeat,
+    HeldLease,
+    LastChances,
+    clock_s,
+)
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
-from flowfabric.worker.tasks import watch_tasks
 
 
 def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
@@ -81,9 +89,9 @@ class WorkerSettings:
     concurrency: int = 100
     """Handlers that run at the same time."""
     prefetch: int | None = None
-    """Claimed ahead while handlers take less than half a second on average. Unless told, a quarter
-    of `concurrency`; as many again while they take less than a twentieth, so that worker and
-    database work at the same time."""
+    """Claimed ahead while handlers take less than half a second on average. By default a quarter of
+    `concurrency`, at most 50, or as many as `concurrency` while they take less than 50 ms, so that
+    worker and database work at the same time."""
     worker_id: str = field(default_factory=_name)
     worker_instance_id: str = field(default_factory=_instance)
     lease_ttl: Duration = "30s"
@@ -293,6 +301,7 @@ class Worker:
         )
         self._heartbeat = Heartbeat(settings.lease_ttl_ms / 1_000, connect, engine)
         self._heartbeat.on_gone = self._give_up
+        self._suspects = LastChances()
         self._gone: FlowFabricError | None = None
         self._waiting: deque[HeldLease] = deque()
         self._running: set[RunningAttempt] = set()
@@ -480,8 +489,27 @@ class Worker:
             )
         leases = [HeldLease(each, asked_at_s) for each in claimed]
         self._heartbeat.add(*leases)
+        suspects = [lease for lease in leases if lease.claimed.last_chance]
+        if suspects:
+            chosen = self._suspects.choose(suspects)
+            aside = [lease for lease in suspects if lease is not chosen]
+            # Before any of them begins: it may kill the worker at once.
+            await asyncio.gather(*map(self._put_aside, aside))
+            if chosen is not None:
+                self._waiting.appendleft(chosen)
+            leases = [lease for lease in leases if not lease.claimed.last_chance]
         self._waiting.extend(leases)
         return len(claimed)
+
+    async def _put_aside(self, lease: HeldLease) -> None:
+        """Let go of one on its last chance: another has its turn."""
+        back_ms = lease.store_now_ms() + self._suspects.back_in_ms()
+        delay = partial(self._engine.delay, lease.handle, back_ms, begun=False)
+        try:
+            await self._reports.send(lease, delay)
+        except FlowFabricError as error:
+            log.log(level_of(error), "could not be put aside: %s", error, extra=lease.log_fields)
+        self._heartbeat.remove(lease)
 
     # Running
 
@@ -489,7 +517,7 @@ class Worker:
         while self._waiting and len(self._running) < self.settings.concurrency:
             lease = self._waiting.popleft()
             if not lease.may_be_live():
-                self._heartbeat.remove(lease)
+                self._forget(lease)
                 continue
             task = self._tasks[lease.claimed.execution_kind]
             attempt = RunningAttempt(self._shared, lease, task, self)
@@ -512,8 +540,12 @@ class Worker:
 
     def attempt_ended(self, attempt: RunningAttempt) -> None:
         self._attempts.discard(attempt)
-        self._heartbeat.remove(attempt.lease)
+        self._forget(attempt.lease)
         self._slot_freed.set()
+
+    def _forget(self, lease: HeldLease) -> None:
+        self._heartbeat.remove(lease)
+        self._suspects.let_go(lease)
 
     def stop_asked(self, attempt: RunningAttempt) -> None:
         """Give the handler a while to stop, then continue without it."""
@@ -529,6 +561,7 @@ class Worker:
             attempt.lease.handle.execution_id,
             extra=attempt.lease.log_fields,
         )
+        self._suspects.let_go(attempt.lease)
         self._free(attempt)
 
     async def _watch_for_lost(self) -> None:
@@ -592,7 +625,7 @@ class Worker:
                     level_of(error), "%d leases could not be handed back: %s", len(batch), error
                 )
             for lease in batch:
-                self._heartbeat.remove(lease)
+                self._forget(lease)
 
 
 def _named(running: Collection[RunningAttempt], own_ids: Mapping[ExecutionId, str]) -> str:

@@ -15,7 +15,7 @@ from flowfabric.core.events import Event
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, Suspension, Waitpoint
 from flowfabric.core.transitions import Changes
-from flowfabric.store.mapping import AskedRow, EndingRow, Live, table_of
+from flowfabric.store.mapping import EndingRow, Live, RequestRow, table_of
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.pool import Connections
 from flowfabric.store.postgres.statements import Part, Seen, get_text, lock_text, save_text
@@ -130,7 +130,7 @@ def statements() -> dict[str, str]:
     }
     for name, alone in (("save one", True), ("save many", False)):
         changes = (
-            Part("insert", AskedRow, table_of(AskedRow).names, alone),
+            Part("insert", RequestRow, table_of(RequestRow).names, alone),
             Part("update", Live, table_of(Live).names, alone),
             Part("update", EndingRow, table_of(EndingRow).names, alone),
             Part("delete", Live, table_of(Live).key, alone),

@@ -22,7 +22,7 @@ from flowfabric.errors import (
 )
 from flowfabric.outages import is_outage
 from flowfabric.store.base import Key, Reader, Transaction, UniqueViolation, Unlocked
-from flowfabric.store.postgres import pool
+from flowfabric.store.postgres import driver, pool
 from flowfabric.store.postgres.driver import Connection, connect
 from flowfabric.store.postgres.store import TRIES_MAX, PostgresStore
 from flowfabric.store.urls import open_store
@@ -319,7 +319,7 @@ async def test_a_closed_store_says_so(postgres_database: str) -> None:
 async def test_a_pooler_that_refuses_settings_is_noticed_before_the_schema_is_there(
     empty_postgres_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "connect", without_settings)
+    monkeypatch.setattr(driver, "connect", without_settings)
     store = PostgresStore(empty_postgres_database)
     assert await store.migrate()
     await store.open()
@@ -333,7 +333,7 @@ async def test_a_setting_that_a_pooler_refuses_for_good_is_no_outage(
     async def refuse(*args: object, **rest: object) -> asyncpg.Connection:
         raise asyncpg.ProtocolViolationError("unsupported startup parameter: options")
 
-    monkeypatch.setattr(pool, "connect", refuse)
+    monkeypatch.setattr(driver, "connect", refuse)
     for asked in (PostgresStore.migrate, PostgresStore.open):
         with pytest.raises(Transport, match="unsupported startup parameter") as told:
             await asked(PostgresStore(postgres_database))

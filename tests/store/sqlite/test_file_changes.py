@@ -24,7 +24,7 @@ async def test_a_write_is_told_once_and_a_quiet_file_is_waited_for(tmp_path: Pat
     file = tmp_path / "file"
     file.touch()
     with FileChanges(str(file)) as changes:
-        assert changes.told
+        assert changes.is_watching
         file.write_text("a")
         assert await changes.wait(PATIENCE_S)
         assert not await changes.wait(0)
@@ -32,7 +32,7 @@ async def test_a_write_is_told_once_and_a_quiet_file_is_waited_for(tmp_path: Pat
         await asyncio.sleep(0)
         file.write_text("b")
         assert await waiting
-    assert not changes.told
+    assert not changes.is_watching
 
 
 @linux_only
@@ -60,7 +60,7 @@ async def test_a_file_that_is_not_there_tells_nothing_and_costs_the_time_given(
     tmp_path: Path,
 ) -> None:
     with FileChanges(str(tmp_path / "missing")) as changes:
-        assert not changes.told
+        assert not changes.is_watching
         assert not await changes.wait(0)
 
 
@@ -71,7 +71,7 @@ async def test_a_file_that_was_deleted_tells_nothing_more(tmp_path: Path) -> Non
     with FileChanges(str(file)) as changes:
         file.unlink()
         assert await changes.wait(PATIENCE_S)
-        assert not changes.told
+        assert not changes.is_watching
         file.write_text("another")
         assert not await changes.wait(0)
 
@@ -84,7 +84,7 @@ async def test_without_descriptors_nothing_is_told(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         with FileChanges(str(file)) as changes:
-            told = changes.told
+            told = changes.is_watching
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not told
@@ -107,7 +107,7 @@ async def test_the_log_beside_the_file_tells_of_commits_by_others(
 ) -> None:
     _, theirs = stores
     with FileChanges(f"{path}-wal") as changes:
-        assert changes.told
+        assert changes.is_watching
         await save(theirs, Changes(inserts=(a_lane("other"),)))
         assert await changes.wait(PATIENCE_S)
 

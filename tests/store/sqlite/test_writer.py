@@ -14,7 +14,7 @@ import pytest
 
 from flowfabric.core.records import Lane
 from flowfabric.core.transitions import Changes
-from flowfabric.errors import Bug, RetryExhausted, Transport, Unavailable
+from flowfabric.errors import Bug, Transport, Unavailable
 from flowfabric.store.base import Body, Reader, Transaction
 from flowfabric.store.sqlite import writer
 from flowfabric.store.sqlite.store import SqliteStore
@@ -152,7 +152,7 @@ async def test_a_file_that_stays_locked_is_reported(path: Path) -> None:
     await store.open()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("begin immediate")
-        with pytest.raises(RetryExhausted, match="locked"):
+        with pytest.raises(Transport, match="locked"):
             await store.transact(inserts("a"))
         other.execute("rollback")
     assert await store.transact(inserts("a")) == "a"

@@ -23,19 +23,7 @@ from msgspec import Struct
 
 from flowfabric.errors import InvalidInput, ResourceExhausted, Unavailable
 from flowfabric.outages import patience_s
-from flowfabric.store.postgres.driver import (
-    DRIVER_ERRORS,
-    Connection,
-    DriverRow,
-    InterfaceError,
-    PostgresError,
-    Usable,
-    connect,
-    divided_by_zero,
-    give_up_early,
-    know_arrays,
-    setting_refused,
-)
+from flowfabric.store.postgres import driver
 from flowfabric.store.postgres.statements import SCHEMA
 
 ACQUIRE_TIMEOUT_S: Final = 30.0
@@ -48,7 +36,7 @@ CLOSE_TIMEOUT_S: Final = 10.0
 GROW_AFTER_S: Final = 0.005
 """Most statements are answered sooner than a connection is made for the next."""
 IDLE_LIFETIME_S: Final = 300.0
-"""What stands between us and the server may have forgotten one that lay idle for longer."""
+"""A firewall may have dropped a connection that was idle for longer."""
 STATEMENT_CACHE_SIZE: Final = 500
 DEFAULT_PORT: Final = 5432
 
@@ -86,14 +74,14 @@ _BEGIN: Final = "begin isolation level read committed"
 class IdleConnection(Struct, frozen=True):
     """An idle connection."""
 
-    connection: Connection
+    connection: driver.Connection
     since_s: float
 
 
 class Turn(NamedTuple):
     """A caller waiting for a connection; None says that there may be room to make one."""
 
-    future: "asyncio.Future[Connection | None]"
+    future: "asyncio.Future[driver.Connection | None]"
     late_at_s: float
     """From when on it has waited longer than it would for an answer."""
 
@@ -101,7 +89,7 @@ class Turn(NamedTuple):
 class Timed:
     """A connection whose statements have a time limit."""
 
-    def __init__(self, connection: Connection, timeout_s: float) -> None:
+    def __init__(self, connection: driver.Connection, timeout_s: float) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
 
@@ -110,7 +98,7 @@ class Timed:
 
     async def fetch(
         self, query: str, *args: object, timeout: float | None = None
-    ) -> Sequence[DriverRow]:
+    ) -> Sequence[driver.DriverRow]:
         return await self._connection.fetch(query, *args, timeout=self._bounded(timeout))
 
     def terminate(self) -> None:
@@ -132,9 +120,9 @@ class Acquired:
 
     def __init__(self, connections: "Connections") -> None:
         self._connections = connections
-        self._connection: Connection | None = None
+        self._connection: driver.Connection | None = None
 
-    async def __aenter__(self) -> Usable:
+    async def __aenter__(self) -> driver.Usable:
         self._connection = connection = await self._connections.take()
         return Timed(connection, patience_s() or COMMAND_TIMEOUT_S)
 
@@ -169,7 +157,7 @@ class Connections:
         self._statement_cache_size = statement_cache_size
         self._is_open = False
         self._idle: list[IdleConnection] = []
-        self._generations: dict[Connection, int] = {}
+        self._generations: dict[driver.Connection, int] = {}
         """Every connection there is, and in which generation it was made."""
         self._generation = 0
         self._connecting = 0
@@ -207,7 +195,7 @@ class Connections:
         idle, self._idle = self._idle, []
         await asyncio.gather(*(self._part(each.connection) for each in idle))
         if self._generations:
-            # Some are in use, and their callers shall have their answer.
+            # Let the callers of those in use have their answers.
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._all_gone.wait()
@@ -217,11 +205,11 @@ class Connections:
         for connection in list(self._generations):
             self._drop(connection)
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> driver.Connection:
         """A connection outside the pool."""
         return await self._connect(self._url, 0, COMMAND_TIMEOUT_S)
 
-    async def connect_to_listen(self, command_timeout_s: float) -> Connection:
+    async def connect_to_listen(self, command_timeout_s: float) -> driver.Connection:
         """One for hints, past any transaction-mode pooler if we know a way."""
         return await self._connect(self._listen_url, 0, command_timeout_s)
 
@@ -229,7 +217,7 @@ class Connections:
         """A pooled connection, returned outside any transaction."""
         return Acquired(self)
 
-    def release(self, connection: Connection, error: BaseException | None) -> None:
+    def release(self, connection: driver.Connection, error: BaseException | None) -> None:
         """A connection was used, with this error if any."""
         if error is None:
             self._give_back(connection)
@@ -277,7 +265,7 @@ class Connections:
 
     # Taking ---------------------------------------------------------------
 
-    async def take(self) -> Connection:
+    async def take(self) -> driver.Connection:
         deadline_s: float | None = None
         while self._is_open:
             while self._idle:
@@ -297,12 +285,14 @@ class Connections:
                 return handed_over
         raise Unavailable("store", "it is not open")
 
-    async def _wait_for_turn(self, timeout_s: float, *, grows: bool) -> Connection | None:
+    async def _wait_for_turn(self, timeout_s: float, *, grows: bool) -> driver.Connection | None:
         """A connection that was given back, or one made meanwhile if the pool `grows`.
 
         None when there may be room for another.
         """
-        future: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[driver.Connection | None] = (
+            asyncio.get_running_loop().create_future()
+        )
         turn = Turn(future, time.monotonic() + (patience_s() or COMMAND_TIMEOUT_S))
         self._waiting.append(turn)
         if grows:
@@ -324,7 +314,7 @@ class Connections:
             with suppress(ValueError):
                 self._waiting.remove(turn)
 
-    async def _connect_first(self) -> Connection:
+    async def _connect_first(self) -> driver.Connection:
         """Open a new connection: none is idle."""
         try:
             return await self._connect_pooled()
@@ -350,7 +340,7 @@ class Connections:
                 turn.future.set_exception(error)
             self._wake_next()
 
-    async def _connect_pooled(self) -> Connection:
+    async def _connect_pooled(self) -> driver.Connection:
         """One that the caller has counted as being made."""
         generation = self._generation
         try:
@@ -367,12 +357,12 @@ class Connections:
 
     async def _connect(
         self, url: str, statement_cache_size: int, command_timeout_s: float
-    ) -> Connection:
+    ) -> driver.Connection:
         settings = self._server_settings()
         while True:
             try:
                 with _readable_url():
-                    connection = await connect(
+                    connection = await driver.connect(
                         url,
                         timeout=patience_s(CONNECT_TIMEOUT_S) or CONNECT_TIMEOUT_S,
                         command_timeout=command_timeout_s,
@@ -381,19 +371,19 @@ class Connections:
                         max_cacheable_statement_size=0,
                         server_settings=settings,
                     )
-            except PostgresError as error:
-                if not (settings and setting_refused(error)):
+            except driver.PostgresError as error:
+                if not (settings and driver.setting_refused(error)):
                     raise
                 # Only a pooler does that. The first to connect finds out, open or not.
                 self.behind_pooler, settings = True, {}
             else:
-                give_up_early(connection)
-                know_arrays(connection)
+                driver.give_up_early(connection)
+                driver.know_arrays(connection)
                 return connection
 
     # Giving back ----------------------------------------------------------
 
-    def _give_back(self, connection: Connection) -> None:
+    def _give_back(self, connection: driver.Connection) -> None:
         trusted = self._generations.get(connection) == self._generation
         if not (self._is_open and trusted and _is_clean(connection)):
             self._drop(connection)
@@ -405,9 +395,9 @@ class Connections:
                 return
         self._idle.append(IdleConnection(connection, time.monotonic()))
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: driver.Connection) -> None:
         """End a connection without waiting for the server to agree."""
-        with suppress(InterfaceError):
+        with suppress(driver.InterfaceError):
             connection.terminate()
         if self._generations.pop(connection, None) is not None:
             self._wake_next()
@@ -422,10 +412,10 @@ class Connections:
                 turn.future.set_result(None)
                 return
 
-    def _recover(self, connection: Connection) -> None:
+    def _recover(self, connection: driver.Connection) -> None:
         _start(self._recovering, self._clean_up(connection))
 
-    async def _clean_up(self, connection: Connection) -> None:
+    async def _clean_up(self, connection: driver.Connection) -> None:
         """Wait until the driver has cancelled what was under way, and end its transaction."""
         try:
             # The driver waits for the cancellation outside any timeout of its own.
@@ -434,29 +424,29 @@ class Connections:
         except TimeoutError:
             self._drop(connection)
             self.suspect()
-        except (*DRIVER_ERRORS, asyncio.CancelledError):
+        except (*driver.DRIVER_ERRORS, asyncio.CancelledError):
             self._drop(connection)
         else:
             self._give_back(connection)
 
-    async def _part(self, connection: Connection) -> None:
+    async def _part(self, connection: driver.Connection) -> None:
         """End an idle connection politely, if the server listens."""
-        with suppress(*DRIVER_ERRORS):
+        with suppress(*driver.DRIVER_ERRORS):
             await connection.close(timeout=ROLLBACK_TIMEOUT_S)
         self._drop(connection)
 
     def _server_settings(self) -> dict[str, str]:
         return {} if self.behind_pooler else {**_SETTINGS, **_SESSION_SETTINGS}
 
-    async def _settings_are_ignored(self, connection: Connection) -> bool:
+    async def _settings_are_ignored(self, connection: driver.Connection) -> bool:
         """Whether session settings do not reach the server, which only a pooler explains.
 
         Asked in a way that needs nothing prepared.
         """
         try:
             await connection.execute(_PATH_IS_SET, timeout=patience_s(COMMAND_TIMEOUT_S))
-        except PostgresError as error:
-            if not divided_by_zero(error):
+        except driver.PostgresError as error:
+            if not driver.divided_by_zero(error):
                 raise
             return True
         return False
@@ -473,7 +463,7 @@ def _readable_url() -> Iterator[None]:
     """Refuse a URL the driver makes nothing of. What it says may repeat the password."""
     try:
         yield
-    except InterfaceError:
+    except driver.InterfaceError:
         raise
     except (ValueError, OverflowError):
         raise InvalidInput(
@@ -498,6 +488,6 @@ def _literal(value: str) -> str:
     return value if value.startswith(SCHEMA) else f"'{value}'"
 
 
-def _is_clean(connection: Connection) -> bool:
+def _is_clean(connection: driver.Connection) -> bool:
     """Whether the next caller can use it as it is."""
     return not (connection.is_closed() or connection.is_in_transaction())

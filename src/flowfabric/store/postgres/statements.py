@@ -179,7 +179,7 @@ def _locked_execution(table: mapping.Table) -> str:
     """
     same = " and ".join(f"e.{name} = p.{name}" for name in table.key)
     found = " and ".join(f"p.{name} = k.{name}" for name in table.key)
-    asked = mapping.table_of(mapping.AskedRow)
+    request = mapping.table_of(mapping.RequestRow)
     rows: list[str] = []
     for part, rest in (
         (mapping.Live, mapping.BEFORE_THE_END),
@@ -189,8 +189,8 @@ def _locked_execution(table: mapping.Table) -> str:
         columns = ", ".join(
             _read(phase, name, "p")
             if name in phase.names
-            else _read(asked, name, "e")
-            if name in asked.names
+            else _read(request, name, "e")
+            if name in request.names
             else f"r.{name}"
             if name in mapping.ROUTED
             else f"{_literal(rest[name])}::{_TYPES[kind]} as {name}"
@@ -198,7 +198,7 @@ def _locked_execution(table: mapping.Table) -> str:
         )
         rows.append(
             f"select * from (select {columns} from {SCHEMA}.{phase.name} as p"
-            f" join {SCHEMA}.{asked.name} as e on {same}"
+            f" join {SCHEMA}.{request.name} as e on {same}"
             f" join {SCHEMA}.route as r on r.route_id = e.route_id"
             f" where {found} for update of p) as {phase.name}"
         )

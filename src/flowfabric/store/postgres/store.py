@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,22 +19,11 @@ from flowfabric.core.events import LogEnd
 from flowfabric.core.handles import POSTGRES_TAG
 from flowfabric.errors import Bug, FlowFabricError, RetryExhausted, Unavailable
 from flowfabric.outages import OutageWatch
-from flowfabric.store.base import (
-    Body,
-    Clock,
-    EventPage,
-    FetchedRows,
-    Parameter,
-    ReadBody,
-    Row,
-    UniqueViolation,
-    UnlockedBody,
-    drive,
-)
-from flowfabric.store.hints import HintBoard, Listener, topics_in
-from flowfabric.store.joining import unwrap, unwrap_sync
+from flowfabric.store import base
+from flowfabric.store.caller_connections import unwrap, unwrap_sync
+from flowfabric.store.hints import HintingStore, topics_in
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
-from flowfabric.store.postgres import driver, joining, pool
+from flowfabric.store.postgres import caller_connections, driver, pool
 from flowfabric.store.postgres.events import WRITERS, EventLog
 from flowfabric.store.postgres.hints import HintExchange
 from flowfabric.store.postgres.statements import CLOCK_MS, SCHEMA
@@ -135,7 +124,7 @@ class _Stale(Exception):
     """The connection died while it lay in the pool; nothing has happened yet."""
 
 
-class PostgresStore:
+class PostgresStore(HintingStore):
     """A store on one Postgres database. Belongs to the event loop that opened it."""
 
     label = "postgres"
@@ -146,7 +135,7 @@ class PostgresStore:
         self,
         url: str,
         *,
-        clock: Clock | None = None,
+        clock: base.Clock | None = None,
         pool_max: int = 10,
         acquire_timeout_s: float = pool.ACQUIRE_TIMEOUT_S,
         statement_cache_size: int | None = None,
@@ -156,6 +145,7 @@ class PostgresStore:
 
         Most such poolers are noticed by themselves. `listen_url` is a way past it, for hints.
         """
+        super().__init__()
         self._clock = clock
         self._connections = pool.Connections(
             url,
@@ -166,7 +156,6 @@ class PostgresStore:
             ),
             listen_url=listen_url,
         )
-        self._board = HintBoard()
         self._exchange = HintExchange(self._board, self._connections)
         self._events = EventLog(self.execute_alone, self._event_writers)
 
@@ -197,14 +186,14 @@ class PostgresStore:
         async with self._translated(), self._connections.acquire() as connection:
             await connection.execute("select 1")
 
-    async def transact(self, body: Body[T], *, lock_wait_ms: int | None = None) -> T:
+    async def transact(self, body: base.Body[T], *, lock_wait_ms: int | None = None) -> T:
         async def once() -> T:
             async with self._connections.acquire() as connection:
                 return await self._transact_on(connection, body, lock_wait_ms)
 
         return await self._retried(once)
 
-    def transact_apart(self, body: Body[T]) -> T:
+    def transact_apart(self, body: base.Body[T]) -> T:
         async def once() -> T:
             async with self._translated():
                 connection = await self._connections.connect()
@@ -219,47 +208,51 @@ class PostgresStore:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, once()).result()
 
-    async def try_unlocked(self, body: UnlockedBody[T]) -> T | None:
+    async def try_unlocked(self, body: base.UnlockedBody[T]) -> T | None:
         async def once() -> T | None:
             async with self._connections.acquire() as connection:
                 return await self._try_unlocked_on(connection, body)
 
         try:
             return await self._retried(once)
-        except UniqueViolation:
+        except base.UniqueViolation:
             return None
 
     async def transact_on(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+        self, connection: object, body: base.Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with joining.outage_told():
-            return await self._join(joining.joined(await unwrap(connection)), body, lock_wait_ms)
+        with caller_connections.outage_told():
+            return await self._join(
+                caller_connections.joined(await unwrap(connection)), body, lock_wait_ms
+            )
 
     def transact_on_sync(
-        self, connection: object, body: Body[T], *, lock_wait_ms: int | None = None
+        self, connection: object, body: base.Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with joining.outage_told():
-            return drive(
-                self._join(joining.joined_sync(unwrap_sync(connection)), body, lock_wait_ms)
+        with caller_connections.outage_told():
+            return base.drive(
+                self._join(
+                    caller_connections.joined_sync(unwrap_sync(connection)), body, lock_wait_ms
+                )
             )
 
     async def _join(
-        self, theirs: driver.Fetching, body: Body[T], lock_wait_ms: int | None = None
+        self, theirs: driver.Fetching, body: base.Body[T], lock_wait_ms: int | None = None
     ) -> T:
-        connection = joining.answering(theirs, lock_wait_ms)
+        connection = caller_connections.answering(theirs, lock_wait_ms)
         transaction = PostgresTransaction(connection, self._clock)
-        found = await joining.enter(connection, lock_wait_ms)
+        found = await caller_connections.enter(connection, lock_wait_ms)
         try:
-            async with joining.whole(connection):
+            async with caller_connections.whole(connection):
                 result = await body(transaction)
         except FlowFabricError:
             # Refused by us, so their transaction is sound and may go on.
-            await joining.leave(connection, found, set())
+            await caller_connections.leave(connection, found, set())
             raise
-        await joining.leave(connection, found, transaction.hinted)
+        await caller_connections.leave(connection, found, transaction.hinted)
         return result
 
-    async def read(self, body: ReadBody[T]) -> T:
+    async def read(self, body: base.ReadBody[T]) -> T:
         async def once() -> T:
             async with self._connections.acquire() as connection, self._scope(connection):
                 return await body(PostgresReader(connection, self._clock))
@@ -267,36 +260,36 @@ class PostgresStore:
         return await self._retried(once)
 
     async def execute_alone(
-        self, name: str, topics: Collection[str] = (), /, **parameters: Parameter
-    ) -> Sequence[Row]:
+        self, name: str, topics: Collection[str] = (), /, **parameters: base.Parameter
+    ) -> Sequence[base.Row]:
         statement = numbered(name, STATEMENTS)
         along = self._exchange.take_along(topics) if HINT in statement.parameters else None
         if HINT in statement.parameters:
             parameters[HINT] = along
         values = ordered(statement, parameters, self._clock_ms)
 
-        async def once() -> Sequence[Row]:
+        async def once() -> Sequence[base.Row]:
             async with self._connections.acquire() as connection, self._scope(connection):
                 try:
                     rows = await connection.fetch(statement.text, *values)
                 except driver.DRIVER_ERRORS as error:
                     driver.note_unanswered(error)
                     raise
-            return FetchedRows(tuple(rows[0].keys()) if rows else (), rows)
+            return base.FetchedRows(tuple(rows[0].keys()) if rows else (), rows)
 
         answer = await self._retried(once)
-        told = {*topics, *topics_in(answer)} if answer else set[str]()
+        woken = {*topics, *topics_in(answer)} if answer else set[str]()
         if along is None:
-            self._exchange.publish(told)
+            self._exchange.publish(woken)
         elif answer:
-            self._board.publish(told)
+            self._board.publish(woken)
         else:
             self._exchange.take_back()
         return answer
 
     async def read_events(
         self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
-    ) -> EventPage:
+    ) -> base.EventPage:
         return await self._events.page(after=after, limit=limit, category=category, wait_s=wait_s)
 
     async def end_of_events(self) -> LogEnd:
@@ -305,20 +298,10 @@ class PostgresStore:
     def hint(self, topic: str) -> None:
         self._exchange.publish({topic})
 
-    def hints(self, topics: Sequence[str]) -> Listener:
-        return self._board.listen(topics)
-
-    def is_awaited(self, topic: str) -> bool:
-        return self._board.is_awaited(topic)
-
-    @property
-    def hints_are_live(self) -> bool:
-        return self._board.live
-
     # Inside ---------------------------------------------------------------
 
     async def _transact_on(
-        self, connection: driver.Usable, body: Body[T], lock_wait_ms: int | None
+        self, connection: driver.Usable, body: base.Body[T], lock_wait_ms: int | None
     ) -> T:
         transaction = PostgresTransaction(connection, self._clock)
         async with self._transaction(connection, lock_wait_ms):
@@ -327,7 +310,9 @@ class PostgresStore:
             self._exchange.publish(transaction.hinted)
         return result
 
-    async def _try_unlocked_on(self, connection: driver.Usable, body: UnlockedBody[T]) -> T | None:
+    async def _try_unlocked_on(
+        self, connection: driver.Usable, body: base.UnlockedBody[T]
+    ) -> T | None:
         transaction = UnlockedTransaction(connection, self._clock, self._exchange.take_along)
         try:
             async with self._scope(connection):
@@ -342,20 +327,15 @@ class PostgresStore:
                 raise
             _drop(connection)
             raise _Stale from error
-        if transaction.has_told:
+        if transaction.sends_hints:
             self._board.publish(transaction.hinted)
         elif transaction.has_written:
             self._exchange.publish(transaction.hinted)
         return result
 
-    @asynccontextmanager
-    async def _scope(self, connection: driver.Usable) -> AsyncIterator[None]:
+    def _scope(self, connection: driver.Usable) -> AbstractAsyncContextManager[None]:
         """Statements that commit one by one; behind a pooler they need a transaction around."""
-        if not self._connections.behind_pooler:
-            yield
-            return
-        async with self._transaction(connection):
-            yield
+        return self._transaction(connection) if self._connections.behind_pooler else nullcontext()
 
     @asynccontextmanager
     async def _transaction(

@@ -12,10 +12,10 @@ from flowfabric.core.records import Execution, Record
 from flowfabric.core.transitions import Changes, Place, place_of, writes_of
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
-from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
+from flowfabric.store.base import Clock, Joined, Key, KnownRows, Parameter, Row, Value
 from flowfabric.store.postgres import statements
+from flowfabric.store.postgres.caller_connections import lost_in_transaction, tells_of_outage
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
-from flowfabric.store.postgres.joining import lost_in_transaction, tells_of_outage
 from flowfabric.store.statements import numbered, ordered
 
 R = TypeVar("R", bound=Record)
@@ -75,9 +75,7 @@ class PostgresReader:
         return (await self.get(record, [key])).get(key)
 
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
-        statement = numbered(name, STATEMENTS)
-        values = ordered(statement, parameters, self._clock_ms)
-        return plain(await self._connection.fetch(statement.text, *values))
+        return plain(await self._fetch(name, parameters))
 
     async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
         rows = await self.select(name, **parameters)
@@ -86,40 +84,44 @@ class PostgresReader:
     async def select_records(
         self, record: type[R], name: str, **parameters: Parameter
     ) -> Sequence[R]:
-        statement = numbered(name, STATEMENTS)
-        values = ordered(statement, parameters, self._clock_ms)
-        rows = await self._connection.fetch(statement.text, *values)
+        rows = await self._fetch(name, parameters)
         records = [mapping.from_row(record, dict(row.items())) for row in rows]
-        if statement.locks:
+        if numbered(name, STATEMENTS).locks:
             self._remember(records)
         return records
 
     async def select_joined(
         self, records: Sequence[type[Record]], name: str, **parameters: Parameter
     ) -> Sequence[Joined]:
+        found: list[Joined] = []
+        for row in await self._fetch(name, parameters):
+            columns = tuple(row)
+            joined = mapping.from_joined(records, row.keys(), columns)
+            self._note_versions(joined, columns[-1])
+            found.append(Joined(record for record, _ in joined))
+        return found
+
+    async def _fetch(self, name: str, parameters: Mapping[str, Parameter]) -> Sequence[DriverRow]:
         statement = numbered(name, STATEMENTS)
         values = ordered(statement, parameters, self._clock_ms)
-        found: list[Joined] = []
-        for row in await self._connection.fetch(statement.text, *values):
-            joined = mapping.from_joined(records, row.keys(), tuple(row))
-            found.append(Joined({type(record): record for record, _ in joined}))
-        return found
+        return await self._connection.fetch(statement.text, *values)
 
     def _remember(self, records: Iterable[Record]) -> None:
         """Note rows as they are in the database; only a transaction cares."""
+
+    def _note_versions(self, joined: Iterable[tuple[Record, object]], now_ms: object) -> None:
+        """Note the versions of rows and when they were read; only `save` without locks cares."""
 
     def _clock_ms(self) -> int | None:
         return None if self._clock is None else self._clock.now_ms()
 
 
-class PostgresTransaction(PostgresReader):
+class PostgresTransaction(KnownRows, PostgresReader):
     """Row access inside one read-write transaction."""
 
     def __init__(self, connection: Fetching, clock: Clock | None) -> None:
-        super().__init__(connection, clock)
-        self.hinted: set[str] = set()
-        self._loaded: dict[Place, Record] = {}
-        self._absent: set[Place] = set()
+        KnownRows.__init__(self)
+        PostgresReader.__init__(self, connection, clock)
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         if not keys:
@@ -149,9 +151,6 @@ class PostgresTransaction(PostgresReader):
         records = [mapping.from_values(record, row) for row in rows]
         self._remember(records)
         return _by_key(records)
-
-    def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
-        self._absent.update((record, key) for key in keys)
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
@@ -204,17 +203,8 @@ class PostgresTransaction(PostgresReader):
         for place in writes.deletes:
             self._loaded.pop(place, None)
 
-    def hint(self, topic: str) -> None:
-        self.hinted.add(topic)
-
     def broken_by(self, error: BaseException) -> bool:
         return lost_in_transaction(self._connection) and tells_of_outage(error)
-
-    def _remember(self, records: Iterable[Record]) -> None:
-        for record in records:
-            place = place_of(record)
-            self._loaded[place] = record
-            self._absent.discard(place)
 
     async def _write(self, batch: statements.Batch) -> None:
         rows = await self._connection.fetch(statements.save_text(tuple(batch.parts)), *batch.values)
@@ -239,28 +229,18 @@ class UnlockedTransaction(PostgresTransaction):
         super().__init__(connection, clock)
         self.has_written = False
         """Or may have: the statement was sent."""
-        self.has_told = False
+        self.sends_hints = False
         """Whether the statement tells other processes what was hinted."""
         self._take_along = take_along
         self._versions: dict[Place, int] = {}
 
-    async def select_joined(
-        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
-    ) -> Sequence[Joined]:
-        statement = numbered(name, STATEMENTS)
-        values = ordered(statement, parameters, self._clock_ms)
-        found: list[Joined] = []
-        for row in await self._connection.fetch(statement.text, *values):
-            columns = tuple(row)
-            self._now_ms = _int(columns[-1])
-            joined = mapping.from_joined(records, row.keys(), columns)
-            for record, version in joined:
-                place = place_of(record)
-                self._loaded[place] = record
-                if isinstance(version, int):
-                    self._versions[place] = version
-            found.append(Joined({type(record): record for record, _ in joined}))
-        return found
+    def _note_versions(self, joined: Iterable[tuple[Record, object]], now_ms: object) -> None:
+        self._now_ms = _int(now_ms)
+        for record, version in joined:
+            place = place_of(record)
+            self._loaded[place] = record
+            if isinstance(version, int):
+                self._versions[place] = version
 
     async def save(self, changes: Changes) -> None:
         for record in changes.updates:
@@ -285,7 +265,7 @@ class UnlockedTransaction(PostgresTransaction):
         parts = tuple(statements.Seen(kind, len(rows) == 1) for kind, rows in seen.items())
         text = statements.save_text(tuple(batch.parts), parts)
         hint = self._take_along(self.hinted)
-        self.has_told = hint is not None
+        self.sends_hints = hint is not None
         values = (*batch.values, *compared, hint)
         ((same, _),) = await self._connection.fetch(text, *values)
         if not same:

@@ -230,7 +230,7 @@ def data_version(connection: sqlite3.Connection) -> int:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch the file to WAL. Of two processes that do so at once, one is told it is busy."""
+    """Switch the file to WAL. Of two processes that do so at once, one finds it busy."""
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -307,8 +307,8 @@ def _look_up(path: str) -> tuple[int, int]:
 #
 # Its anchor lies in the file. A writer that finds that the wall clock was set
 # moves the anchor, and with it the ends of leases and attempts, in the same transaction.
-# Who only reads counts from the anchor as it is. Where the machine does not tell its
-# starts apart, which only Linux does, the wall clock is all there is.
+# A reader counts from the anchor as it is. Only Linux tells one start of the machine from
+# another; elsewhere the wall clock is all there is.
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _FIND: Final = "select boot_id, started_at_ms from clock"

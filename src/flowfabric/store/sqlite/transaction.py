@@ -15,10 +15,19 @@ from msgspec import Struct
 
 from flowfabric.core.events import Event
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import Changes, Place, place_of, writes_of
+from flowfabric.core.transitions import Changes, writes_of
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
-from flowfabric.store.base import Clock, FetchedRows, Joined, Key, Parameter, Row, Value
+from flowfabric.store.base import (
+    Clock,
+    FetchedRows,
+    Joined,
+    Key,
+    KnownRows,
+    Parameter,
+    Row,
+    Value,
+)
 from flowfabric.store.sqlite.connection import FileConnection, MachineClock, in_trouble
 from flowfabric.store.statements import CLOCK, Statement, named, taking
 
@@ -148,42 +157,6 @@ class SqliteReader:
         return self._now_ms
 
     async def get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
-        return self._get(record, keys)
-
-    async def get_one(self, record: type[R], key: Key) -> R | None:
-        return (await self.get(record, [key])).get(key)
-
-    async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
-        return self._run(name, parameters)
-
-    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
-        rows = self._run(name, parameters)
-        return mapping.values_of(kind, rows, parameters.get(mapping.PARTITION_KEY))
-
-    async def select_records(
-        self, record: type[R], name: str, **parameters: Parameter
-    ) -> Sequence[R]:
-        records = [mapping.from_row(record, row) for row in self._run(name, parameters)]
-        self._remember(records)
-        return records
-
-    async def select_joined(
-        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
-    ) -> Sequence[Joined]:
-        """Needs no comparing of versions: there is no other writer before a transaction is over."""
-        found: list[Joined] = []
-        columns, rows = self._rows(name, parameters)
-        for row in rows:
-            joined = [record for record, _ in mapping.from_joined(records, columns, row)]
-            self._remember(joined)
-            found.append(Joined({type(record): record for record in joined}))
-        return found
-
-    def fetch(self, name: str, parameters: Mapping[str, Parameter]) -> FetchedRows:
-        """The same as `select`, for many rows whose values are read in their order."""
-        return FetchedRows(*self._rows(name, parameters))
-
-    def _get(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         table = mapping.table_of(record)
         text = get_text(record)
         found: dict[Key, R] = {}
@@ -194,14 +167,37 @@ class SqliteReader:
                 found[mapping.key_of(loaded)] = loaded
         return found
 
-    def _run(self, name: str, parameters: Mapping[str, Parameter]) -> list[Row]:
-        columns, rows = self._rows(name, parameters)
-        return [dict(zip(columns, row, strict=False)) for row in rows]
+    async def get_one(self, record: type[R], key: Key) -> R | None:
+        return (await self.get(record, [key])).get(key)
 
-    def _rows(
-        self, name: str, parameters: Mapping[str, Parameter]
-    ) -> tuple[list[str], list[tuple[Value, ...]]]:
-        """The columns and rows of the last statement of a file."""
+    async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
+        return list(self.fetch(name, parameters))
+
+    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
+        rows = await self.select(name, **parameters)
+        return mapping.values_of(kind, rows, parameters.get(mapping.PARTITION_KEY))
+
+    async def select_records(
+        self, record: type[R], name: str, **parameters: Parameter
+    ) -> Sequence[R]:
+        records = [mapping.from_row(record, row) for row in await self.select(name, **parameters)]
+        self._remember(records)
+        return records
+
+    async def select_joined(
+        self, records: Sequence[type[Record]], name: str, **parameters: Parameter
+    ) -> Sequence[Joined]:
+        """Needs no comparing of versions: there is no other writer before a transaction is over."""
+        found: list[Joined] = []
+        fetched = self.fetch(name, parameters)
+        for row in fetched.tuples():
+            joined = [record for record, _ in mapping.from_joined(records, fetched.columns, row)]
+            self._remember(joined)
+            found.append(Joined(joined))
+        return found
+
+    def fetch(self, name: str, parameters: Mapping[str, Parameter]) -> FetchedRows:
+        """The rows of the last statement of a file."""
         same = _same(taking(name, STATEMENTS), parameters)
         *others, last = named(name, STATEMENTS, frozenset(same))
         bindings = {**self._bind(name, parameters), **same}
@@ -213,7 +209,8 @@ class SqliteReader:
         cursor = self._connection.execute(last.text, bindings)
         columns = [column[0] for column in cursor.description or ()]
         rows: list[tuple[Value, ...]] = cursor.fetchall()
-        return _unpacked(columns, rows) if rows and " " in columns[-1] else (columns, rows)
+        packed = rows and " " in columns[-1]
+        return _unpacked(columns, rows) if packed else FetchedRows(columns, rows)
 
     def _bind(self, name: str, parameters: Mapping[str, Parameter]) -> _Bindings:
         wanted = taking(name, STATEMENTS)
@@ -243,28 +240,23 @@ class SqliteReader:
         """Note rows as they are in the database; only a transaction cares."""
 
 
-class SqliteTransaction(SqliteReader):
+class SqliteTransaction(KnownRows, SqliteReader):
     """Row access inside the writer's transaction."""
 
     _writes = True
 
     def __init__(self, connection: sqlite3.Connection, clock: Clock) -> None:
-        super().__init__(connection, clock)
-        self.hinted: set[str] = set()
-        self._loaded: dict[Place, Record] = {}
-        self._absent: set[Place] = set()
+        KnownRows.__init__(self)
+        SqliteReader.__init__(self, connection, clock)
 
     async def lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
-        found = self._get(record, keys)
+        found = await self.get(record, keys)
         self._remember(found.values())
         self.note_absent(record, [key for key in keys if key not in found])
         return found
 
     async def lock_one(self, record: type[R], key: Key) -> R | None:
         return (await self.lock(record, [key])).get(key)
-
-    def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
-        self._absent.update((record, key) for key in keys)
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()
@@ -297,17 +289,8 @@ class SqliteTransaction(SqliteReader):
         self._remember(writes.inserts.values())
         self._remember(writes.updates.values())
 
-    def hint(self, topic: str) -> None:
-        self.hinted.add(topic)
-
     def broken_by(self, error: BaseException) -> bool:
         return in_trouble(error)
-
-    def _remember(self, records: Iterable[Record]) -> None:
-        for record in records:
-            place = place_of(record)
-            self._loaded[place] = record
-            self._absent.discard(place)
 
     def _insert(self, record: Record) -> None:
         values = mapping.to_values(record, mapping.table_of(type(record)))
@@ -327,9 +310,7 @@ class SqliteTransaction(SqliteReader):
             raise Corruption(f"the row to update is gone: {table.name} {mapping.key_of(record)}")
 
 
-def _unpacked(
-    columns: Sequence[str], rows: Sequence[tuple[Value, ...]]
-) -> tuple[list[str], list[tuple[Value, ...]]]:
+def _unpacked(columns: Sequence[str], rows: Sequence[tuple[Value, ...]]) -> FetchedRows:
     """Rows whose last column is a JSON array of values; its name lists theirs.
 
     For each value that it fetches Python lets go of the interpreter lock and takes it again.
@@ -338,7 +319,7 @@ def _unpacked(
     arrays = ",".join(str(row[-1]) for row in rows)
     unpacked = msgspec.json.decode(f"[{arrays}]", type=list[list[str | int | None]])
     found = [(*row[:-1], *values) for row, values in zip(rows, unpacked, strict=True)]
-    return [*names, *packed.split()], found
+    return FetchedRows([*names, *packed.split()], found)
 
 
 def _is_list(value: Parameter) -> TypeGuard[Sequence[str | bytes | int | None]]:
@@ -368,11 +349,11 @@ def _binding(value: Parameter) -> Value:
     if not _is_list(value):
         assert value is None or isinstance(value, str | int | float | bytes)
         return value
-    return msgspec.json.encode([_element(part) for part in value]).decode()
+    return msgspec.json.encode(_elements(value)).decode()
 
 
-def _element(part: object) -> object:
-    return part.hex() if isinstance(part, bytes) else part
+def _elements(values: Sequence[str | bytes | int | None]) -> list[object]:
+    return [part.hex() if isinstance(part, bytes) else part for part in values]
 
 
 def _zipped(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
@@ -381,11 +362,7 @@ def _zipped(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
     Joining several `json_each` on their position compares each with each. A list that is empty
     where others are not says nothing of any row.
     """
-    lists = {
-        name: [_element(part) for part in value]
-        for name, value in parameters.items()
-        if _is_list(value)
-    }
+    lists = {name: _elements(value) for name, value in parameters.items() if _is_list(value)}
     scalars = {name: value for name, value in parameters.items() if name not in lists}
     lists = {name: parts for name, parts in lists.items() if parts}
     rows = [dict(zip(lists, row, strict=False)) for row in zip(*lists.values(), strict=True)]

@@ -20,10 +20,10 @@ from flowfabric.errors import RetryExhausted, Transport
 from flowfabric.store.hints import EVERY_TOPIC, HintBoard
 from flowfabric.store.sqlite.writer import Writer
 
-# Being told when a file is written to, where the system can tell ------------
+# Notifications of writes to a file, where the system sends them --------------
 #
-# Linux can (inotify). Elsewhere, when its watches are used up, or once the file was
-# deleted, nothing is told and a listener waits for the whole time it gave.
+# Linux does (inotify). Elsewhere, when its watches are used up, or once the file was
+# deleted, there are none and a listener waits for its whole timeout.
 
 _MODIFIED: Final = 0x2
 _IGNORED: Final = 0x8000
@@ -54,12 +54,12 @@ class FileChanges:
         self._close()
 
     @property
-    def told(self) -> bool:
+    def is_watching(self) -> bool:
         """Whether writes are noticed at all."""
         return self._descriptor >= 0
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for a write since the last call; tell whether there was one."""
+        """Wait for a write since the last call; return whether there was one."""
         self._written.clear()
         self._listen()
         try:
@@ -72,27 +72,27 @@ class FileChanges:
         return True
 
     def _listen(self) -> None:
-        if self.told:
+        if self.is_watching:
             try:
                 asyncio.get_running_loop().add_reader(self._descriptor, self._read)
             except (NotImplementedError, OSError):
                 self._close()
 
     def _read(self) -> None:
-        told = b""
+        events = b""
         with suppress(BlockingIOError):
-            told = os.read(self._descriptor, _READ_BYTES)
+            events = os.read(self._descriptor, _READ_BYTES)
         self._written.set()
         self._stop()
-        if any(mask & _IGNORED for _, mask, _, _ in _EVENT.iter_unpack(told)):
+        if any(mask & _IGNORED for _, mask, _, _ in _EVENT.iter_unpack(events)):
             self._close()
 
     def _stop(self) -> None:
-        if self.told:
+        if self.is_watching:
             asyncio.get_running_loop().remove_reader(self._descriptor)
 
     def _close(self) -> None:
-        if self.told:
+        if self.is_watching:
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -119,7 +119,7 @@ LOOK_MAX_S: Final = 0.25
 LOOK_GROWTH: Final = 1.5
 SETTLED_S: Final = 0.01
 """Past this interval, wait for a file notification."""
-TOLD_MAX_S: Final = 1.0
+NOTIFIED_MAX_S: Final = 1.0
 """How long to go without looking where file notifications arrive."""
 
 
@@ -140,13 +140,13 @@ async def watch(board: HintBoard, writer: Writer, path: str, *, seen: int) -> No
             if pause_s < SETTLED_S:
                 await asyncio.sleep(pause_s)
             elif await changes.wait(pause_s):
-                # Told again and again, it is of our own writes: a busy process looks seldom.
+                # Repeated notifications are of our own writes: a busy process looks seldom.
                 await asyncio.sleep(gap_s)
                 pause_s, gap_s = LOOK_FIRST_S, min(2 * gap_s + SETTLED_S, LOOK_MAX_S)
                 continue
             else:
                 gap_s = 0.0
-            pause_max_s = TOLD_MAX_S if changes.told else LOOK_MAX_S
+            pause_max_s = NOTIFIED_MAX_S if changes.is_watching else LOOK_MAX_S
             pause_s = min(pause_s * LOOK_GROWTH, pause_max_s)
 
 

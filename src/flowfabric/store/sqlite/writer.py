@@ -27,7 +27,7 @@ SqliteBody = Callable[[SqliteTransaction], Awaitable[T]]
 GROUP_MAX: Final = 64
 """How many units of work are committed together at most."""
 LOCKED_S: Final = 3.0
-"""How long another process may keep the file locked before the log tells of it."""
+"""How long another process may keep the file locked before that is logged."""
 
 
 LOCKED: Final = "another process keeps the file locked"
@@ -49,25 +49,19 @@ class WriterJob(Protocol):
     def settle(self) -> None: ...
 
 
-class Unit(Generic[T]):
-    """A unit of work and the future of its caller."""
+class Job(Generic[T]):
+    """Something to do, and the future of the caller who waits for its result."""
 
-    def __init__(self, body: SqliteBody[T], future: "asyncio.Future[T]") -> None:
+    def __init__(self, future: "asyncio.Future[T]") -> None:
         self.failure: BaseException | None = None
         self.hinted: set[str] = set()
         self.wrote = True
-        self._body = body
         self._future = future
         self._result: list[T] = []
 
     @property
     def abandoned(self) -> bool:
         return self._future.cancelled()
-
-    def run(self, connection: sqlite3.Connection, clock: Clock) -> None:
-        transaction = SqliteTransaction(connection, clock)
-        self._result.append(drive(self._body(transaction)))
-        self.hinted = transaction.hinted
 
     def settle(self) -> None:
         if self._future.done():
@@ -78,33 +72,27 @@ class Unit(Generic[T]):
             self._future.set_result(self._result[0])
 
 
-class Probe:
+class Unit(Job[T]):
+    """A unit of work."""
+
+    def __init__(self, body: SqliteBody[T], future: "asyncio.Future[T]") -> None:
+        super().__init__(future)
+        self._body = body
+
+    def run(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        transaction = SqliteTransaction(connection, clock)
+        self._result.append(drive(self._body(transaction)))
+        self.hinted = transaction.hinted
+
+
+class Probe(Job[int]):
     """Asks whether another connection has written to the file. Needs no transaction."""
-
-    def __init__(self, future: "asyncio.Future[int]") -> None:
-        self.failure: BaseException | None = None
-        self.hinted: set[str] = set()
-        self.wrote = False
-        self._future = future
-        self._version = 0
-
-    @property
-    def abandoned(self) -> bool:
-        return self._future.cancelled()
 
     def run(self, connection: sqlite3.Connection, clock: Clock) -> None:
         try:
-            self._version = data_version(connection)
+            self._result.append(data_version(connection))
         except sqlite3.Error as error:
             self.failure = error
-
-    def settle(self) -> None:
-        if self._future.done():
-            return
-        if self.failure is not None:
-            self._future.set_exception(translate(self.failure))
-        else:
-            self._future.set_result(self._version)
 
 
 class Committer:
@@ -217,7 +205,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._look: asyncio.TimerHandle | None = None
         self._is_locked = False
-        """The log was told that another process keeps the file locked."""
+        """Whether it was logged that another process keeps the file locked."""
         if threaded:
             self._thread = threading.Thread(target=self._run, name="flowfabric-sqlite", daemon=True)
             self._thread.start()
@@ -253,7 +241,7 @@ class Writer:
             self._settle(self._committer.run(work))
 
     def _look_for_lock(self) -> None:
-        """Tell the log once if the thread waits for another process."""
+        """Log once that the thread waits for another process."""
         self._look = None
         since_s = self._committer.waiting_since_s
         if since_s is None:
@@ -291,12 +279,9 @@ class Writer:
             work.settle()
             if work.failure is None:
                 hinted |= work.hinted
-                self._end_lock(work)
+                # A probe is answered whether or not others can write.
+                if self._is_locked and not isinstance(work, Probe):
+                    self._is_locked = False
+                    OUTAGES.answered(self._named, time.monotonic())
         if hinted:
             self._publish(hinted)
-
-    def _end_lock(self, work: WriterJob) -> None:
-        # A probe is answered whether or not others can write.
-        if self._is_locked and not isinstance(work, Probe):
-            self._is_locked = False
-            OUTAGES.answered(self._named, time.monotonic())

@@ -450,6 +450,7 @@ create table claim_grant (
     kind                text not null check (kind in ('claim', 'reclaim')),
     worker_id           text not null,
     worker_instance_id  text not null,
+    counted_by          text not null,
     primary key (partition_key, execution_id)
 );
 

@@ -196,7 +196,7 @@ with clock as (
                coalesce(e.lease_epoch, 0) + 1),
            lease_reclaim_count = nullif(
                greatest(e.lease_reclaim_count, 0) + (c.kind = 'reclaimed')::int, 0),
-           worker_deaths = case when c.kind = 'reclaimed' then e.worker_deaths end,
+           worker_deaths = case when c.kind <> 'fresh' then e.worker_deaths end,
            attempt_deadline_ms = c.now_ms + nullif(
                case when c.kind = 'resumed' then e.attempt_time_left_ms
                     else c.attempt_timeout_ms end, 0),
@@ -219,7 +219,7 @@ with clock as (
               c.execution_kind, e.priority, coalesce(e.input, c.payload) as payload,
               case when e.input is null then c.payload_encoding else e.input_encoding end
                   as payload_encoding,
-              coalesce(e.retry_count, 0) as retry_count, e.created_at_ms, e.deadline_at_ms,
+              coalesce(e.retry_count, 0) as retry_count, e.worker_deaths, e.created_at_ms, e.deadline_at_ms,
               e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
               coalesce(e.current_attempt_id, e.lease_id) as current_attempt_id,
               coalesce(e.current_attempt_index, 0) as current_attempt_index, c.place, c.kind,
@@ -293,6 +293,7 @@ select payload, partition_key, execution_id::text as execution_id, lease_id::tex
        priority, created_at_ms, route_id, payload_encoding, deadline_at_ms, attempt_deadline_ms,
        flow_id::text as flow_id, kind, lease_epoch, current_attempt_index as attempt_index,
        current_attempt_id::text as attempt_id, attempt_type, retry_count,
+       worker_deaths,
        -- What `read_progress` tells, if there is little of it. A row that has changed since the
        -- snapshot of this statement is not leased, so nothing that came with a change is missing.
        case when (kind <> 'fresh' or current_attempt_index > 0)

@@ -385,6 +385,7 @@ create table claim_grant (
     worker_instance_id  text not null,
     issued_at_ms        integer not null,
     expires_at_ms       integer not null,
+    counted_by          text not null,
     primary key (partition_key, execution_id)
 ) strict, without rowid;
 

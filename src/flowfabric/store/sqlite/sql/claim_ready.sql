@@ -217,7 +217,9 @@ update live
        total_attempt_count = total_attempt_count + (
            lifecycle_phase = 'active' or attempt_state is not 'attempt_interrupted'),
        lease_reclaim_count = max(lease_reclaim_count, 0) + (lifecycle_phase = 'active'),
-       worker_deaths = case when lifecycle_phase = 'active' then worker_deaths else 0 end,
+       worker_deaths = case when lifecycle_phase = 'active'
+                              or attempt_state = 'attempt_interrupted'
+                            then worker_deaths else 0 end,
        attempt_deadline_ms = :clock + nullif(
            case when lifecycle_phase <> 'active' and attempt_state = 'attempt_interrupted'
                 then attempt_time_left_ms else attempt_timeout_ms end, 0),
@@ -278,7 +280,7 @@ select coalesce(e.input, asked.payload) as payload,
                case when e.input is null then asked.payload_encoding else e.input_encoding end,
                e.deadline_at_ms, e.attempt_deadline_ms, e.flow_id, c.kind, e.lease_epoch,
                e.current_attempt_index, coalesce(e.current_attempt_id, e.lease_id), c.attempt_type,
-               e.retry_count)
+               e.retry_count, e.worker_deaths)
             else json_array(
                e.partition_key, e.execution_id, e.lease_id, route.lane_id, e.lease_expires_at_ms,
                route.namespace, route.execution_kind, e.priority, e.created_at_ms, e.route_id,
@@ -289,7 +291,7 @@ select coalesce(e.input, asked.payload) as payload,
            payload_encoding
            deadline_at_ms attempt_deadline_ms flow_id kind lease_epoch
            attempt_index attempt_id attempt_type
-           retry_count"
+           retry_count worker_deaths"
   from temp.claiming as c
  cross join live as e on e.execution_rowid = c.execution_rowid
  cross join execution as asked on asked.execution_rowid = e.execution_rowid

@@ -1,6 +1,6 @@
 """Calls of branches that may share their items: what they stand for once others have come to rest.
 
-Which calls are in doubt, and what they stand for, the core decides: see `core.shared_items`. Here
+Which calls are in doubt, and what they stand for, the core decides: see `core.pools`. Here
 they wait for what other branches of their pool do outside of steps, which may take its time.
 """
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Final, Self
 
 from flowfabric.core import journal
-from flowfabric.core.shared_items import Burst, Pool
-from flowfabric.core.shelf import Shelf
+from flowfabric.core.pools import Burst, Pool
+from flowfabric.core.step_matching import Shelf
 from flowfabric.worker.branches import DurableCall, Line
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.moved_calls import Moves
@@ -20,7 +20,7 @@ from flowfabric.worker.parking import Turns, end_turn
 PATIENCE_S: Final = 2.0
 """How long a call waits for the branch that has stored what looks like it."""
 NUMBER_PATIENCE_S: Final = 10.0
-"""The same, where nothing but its number in its branch tells what it stands for."""
+"""The same, if only its number in its branch says which step it matches."""
 EXCHANGED_PATIENCE_S: Final = 0.2
 """The same, where branches are known to share their items."""
 LOOK_FIRST_S: Final = 0.002
@@ -32,8 +32,21 @@ def looks_in(patience_s: float) -> int:
     return int(patience_s / LOOK_AGAIN_S / 2)
 
 
+class Patience:
+    """How long a call waits for others: a time, and so many looks at them."""
+
+    def __init__(self) -> None:
+        self._until_s = clock_s() + PATIENCE_S
+        self._looks_left = looks_in(PATIENCE_S)
+
+    def is_over(self) -> bool:
+        """To be asked at every look."""
+        self._looks_left -= 1
+        return self._looks_left < 0 and clock_s() > self._until_s
+
+
 class _Doubt:
-    """A call, as long as it is not certain what it stands for. Use as a context."""
+    """A call while it is unclear which step it matches. Use as a context."""
 
     def __init__(self, turns: Turns, call: DurableCall) -> None:
         self._turns = turns
@@ -64,11 +77,11 @@ class _Doubt:
         # On a busy machine little happens between two looks.
         if clock_s() >= self._began_s + patience_s and self._looks > looks_in(patience_s):
             return False
-        await self.rest(self._pause_s)
+        await self.nap(self._pause_s)
         self._pause_s = min(LOOK_AGAIN_S, 2 * self._pause_s)
         return True
 
-    async def rest(self, pause_s: float = LOOK_AGAIN_S) -> None:
+    async def nap(self, pause_s: float = LOOK_AGAIN_S) -> None:
         if not self.is_over:
             loop = asyncio.get_running_loop()
             self._nap = loop.create_future()
@@ -151,7 +164,7 @@ class Pools:
             if await doubt.look_again(self._patience_s(line, burst)):
                 continue
             if line.pool is None or not self._settle(line, line.pool):
-                await doubt.rest()
+                await doubt.nap()
 
     def _patience_s(self, line: Line, burst: Burst) -> float:
         """How long a call in doubt waits for what others do outside of steps."""
@@ -174,7 +187,7 @@ class Pools:
         waiting = {each.call.line.known_as: each for each in self._doubts_in(pool)}
         found = (each.call.line.in_doubt(each.call) for each in waiting.values())
         bursts = [burst for burst in found if burst is not None]
-        lines = pool.settle(bursts, lambda: self._others_go_on(line))
+        lines = pool.resolve(bursts, lambda: self._others_go_on(line))
         for each in lines:
             call = waiting[each].call
             call.line.place(call)

@@ -5,10 +5,10 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
-from flowfabric.core import tokens as rules
+from flowfabric.core import api_tokens as rules
+from flowfabric.core.api_tokens import ApiToken
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.tokens import ApiToken
 from flowfabric.core.transitions import Changes
 from flowfabric.engine import paging, shell
 from flowfabric.errors import NotFound

@@ -1,10 +1,11 @@
-"""What is stored of one line and has not been asked for, and which of it a call stands for.
+"""Matches the calls of one line with the steps that earlier runs stored for it.
 
-The rules are those of `journal`, in this order: what has the same name and arguments, what differs
-in nothing but times and the like, what has the same number. A call that finds nothing is new, and
-refused if the line has left something behind.
+The rules are those of `journal`. A call takes, in this order, the step with the same name and
+arguments, one that differs only in times and the like, or one with the same number. A call that
+matches nothing is new, and is refused if the line has skipped a stored step.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -20,8 +21,8 @@ class Match(NamedTuple):
     kept: Kept | None = None
     refusal: str = ""
     """Why a call that stands for nothing yet must not run."""
-    instead_of: str = ""
-    """The key of what its number stands for, where only the arguments say that it is another's."""
+    given_away: Kept | None = None
+    """What is stored of it, if another call was given that by its number."""
 
 
 NEW: Final = Match()
@@ -31,7 +32,7 @@ class Shelf:
     """What is stored of one line and has not been asked for in this run."""
 
     def __init__(self, kept: Iterable[Kept], only_equal: Collection[str] = ()) -> None:
-        """`only_equal` are the keys of what a call with other arguments does not stand for."""
+        """`only_equal` are the keys of steps that only a call with equal arguments may take."""
         self._only_equal = only_equal
         self._equal: dict[tuple[str, str, str], dict[tuple[int, bool], Kept]] = {}
         self._firm: dict[tuple[str, str, int], dict[str, Kept]] = {}
@@ -39,23 +40,23 @@ class Shelf:
         self._ordered: dict[tuple[str, str], dict[int, dict[str, Kept]]] = {}
         """By number. Branches started in no certain order may share one."""
         self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
-        """By name. Where there are some, the numbers of that name are a matter of chance."""
+        """By name. If a name has any, the numbers of its other calls depend on timing."""
         self._after: dict[int, list[Kept]] = {}
-        """Parallel ones by the outcome after which they were asked for."""
+        """Parallel steps, by the outcome that came before the call."""
         self._left: dict[str, Kept] = {}
         self._forgiven: set[str] = set()
         self._burst: set[tuple[str, str, int]] = set()
         self._by_arrival = False
         self._reordered: Collection[str] = ()
-        """The names of branches of a burst whose arguments tell that their order has changed."""
+        """Names of branches in the burst whose arguments show that their order has changed."""
         self._by_chance: set[tuple[str, str]] = set()
-        """Names called in parallel: other calls of them, too, come in the order branches end."""
+        """Names with parallel calls: their other calls, too, come in the order branches end."""
         self._before: dict[str, str | None] = {}
         """The key of the step before each."""
         self._numbers: set[tuple[str, str, int]] = set()
         """What was stored in the order of the code, taken or not."""
-        self._guessed: dict[tuple[str, str, str], str] = {}
-        """The keys of what was given, by its number, to a call with other arguments."""
+        self._guessed: dict[tuple[str, str, str], Kept] = {}
+        """What was given, by its number, to a call with other arguments."""
         self.untouched = True
         """Nothing has been taken off it in this run."""
         for each in sorted(kept, key=lambda kept: (kept.number, kept.key)):
@@ -95,11 +96,11 @@ class Shelf:
         *,
         by_arrival: bool = False,
     ) -> list[Match]:
-        """What the calls of one burst stand for, taken off the shelf.
+        """Match the calls of one burst, and take their steps off the shelf.
 
         If branches of the line are under way, `forked_after` is the key of the call before the
-        first of them; empty, if there was none. `by_arrival` says that calls may come in the order
-        in which branches have ended, whatever they did.
+        first of them, or empty if there was none. With `by_arrival`, calls may come in the order
+        in which branches ended, whatever those did.
         """
         self._by_arrival = by_arrival
         if not self._left and not self._guessed:
@@ -110,33 +111,27 @@ class Shelf:
         for candidate in passes if self._left else ():
             self._reordered = _reordered(burst, found)
             for position, asked in enumerate(burst):
-                if found[position] is None and not self._is_given_away(asked):
+                if found[position] is None and self.given_away(asked) is None:
                     found[position] = self._remove(candidate(asked))
-        if len(burst) == 1 and found[0] is None and not self._is_given_away(burst[0]):
+        if len(burst) == 1 and found[0] is None and self.given_away(burst[0]) is None:
             found[0] = self._remove(self._left_over(burst[0]))
         for asked, kept in zip(burst, found, strict=True):
             if kept is not None and _differs(kept, asked):
-                self._guessed[kept.kind, kept.name, kept.digest] = kept.key
+                self._guessed[kept.kind, kept.name, kept.digest] = kept
         return [
             Match(kept)
             if kept is not None
-            else Match(None, self.refusal(asked, forked_after), self._instead_of(asked))
+            else Match(None, self.refusal(asked, forked_after), self.given_away(asked))
             for asked, kept in zip(burst, found, strict=True)
         ]
 
-    def _instead_of(self, asked: Asked) -> str:
-        if self._is_given_away(asked):
-            return self._guessed[asked.kind, asked.name, asked.digest]
-        kept = self._at_number(asked)
-        return kept.key if kept is not None and kept.key in self._only_equal else ""
-
-    def _is_given_away(self, asked: Asked) -> bool:
-        """Whether another call has what is stored for this one: their order has changed."""
+    def given_away(self, asked: Asked) -> Kept | None:
+        """What is stored for a call, if another call has it: their order has changed."""
         equal = asked.kind, asked.name, asked.digest
-        return equal in self._guessed and not self._equal.get(equal)
+        return None if self._equal.get(equal) else self._guessed.get(equal)
 
     def forgive(self, keys: Collection[str]) -> None:
-        """A person has accepted that these are left behind: they are no sign any more."""
+        """No longer count these as skipped steps: a person has accepted that they were skipped."""
         self._forgiven.update(self._left.keys() & keys)
 
     def has_equal(self, asked: Asked) -> bool:
@@ -166,8 +161,9 @@ class Shelf:
         return (kept for kept in left if not kept.parallel and kept.key not in self._forgiven)
 
     def _behind_call(self, asked: Asked, forked_after: str | None) -> Kept | None:
-        """The same for a call. Beside branches, one may come before what an earlier run asked for
-        once they had ended; but whatever lies before their start comes first in every run."""
+        """The same for one call. While branches run, a call may come earlier than steps that an
+        earlier run made after they ended; steps from before they started come first in every run.
+        """
         left = self._behind()
         if (asked.kind, asked.name) in self._by_chance:
             left = (kept for kept in left if (kept.kind, kept.name) not in self._by_chance)
@@ -186,10 +182,10 @@ class Shelf:
         return found
 
     def missed(self, asked: Asked) -> str:
-        """Why a call that holds its line must not run: an earlier run asked for another there.
+        """Why a call that holds its line must not run: an earlier run made a different one there.
 
-        That was in the same line and after the same outcomes. If it had the name of this call, the
-        two may be items of a set.
+        It did so in the same line, after the same outcomes. A call of the same name does not count:
+        the two may be items of a set.
         """
         for kept in self._beside(asked):
             if kept.key not in self._forgiven and not _is_of(kept, asked):
@@ -232,9 +228,16 @@ class Shelf:
             return next(iter(self._firm.get(_firm_rank(asked), {}).values()), None)
         if asked.quiet:
             beside = self._parallel.get((asked.kind, asked.name), {}).values()
-            return next((kept for kept in beside if _is_alike(asked, kept)), None)
+            found = next((kept for kept in beside if _is_alike(asked, kept)), None)
+            return found or next(self._with_other_times(asked), None)
         kept = self._at_number(asked)
         return kept if kept is not None and _is_alike(asked, kept) else None
+
+    def _with_other_times(self, asked: Asked) -> Iterator[Kept]:
+        """What was stored in the order of the code, and differs in nothing but times."""
+        ordered = self._ordered.get((asked.kind, asked.name), {})
+        numbered = itertools.chain.from_iterable(each.values() for each in ordered.values())
+        return (kept for kept in numbered if firm(kept.digest) == firm(asked.digest))
 
     def _numbered(self, asked: Asked) -> Kept | None:
         if asked.name in self._reordered or self._is_by_chance(asked):
@@ -245,7 +248,7 @@ class Shelf:
         return kept
 
     def _is_of_another(self, asked: Asked, kept: Kept) -> bool:
-        """Whether a call may come where that of another item came in an earlier run."""
+        """Whether an earlier run may have made the call for another item at this place."""
         return (
             self._by_arrival
             and asked.tells
@@ -267,7 +270,7 @@ class Shelf:
         return next(iter(numbered.values())) if numbered else None
 
     def _left_over(self, asked: Asked) -> Kept | None:
-        """What the calls before have left of its name, if it differs in nothing but times."""
+        """The first step of its name that earlier calls have left, if only times differ."""
         ordered = self._ordered.get((asked.kind, asked.name))
         if not ordered or asked.parallel or asked.kind == BRANCH:
             return None
@@ -297,11 +300,11 @@ class Shelf:
         del self._left[kept.key]
 
     def _may_come(self, asked: Asked) -> bool:
-        """Whether the stored branches at a place may be started after a new one.
+        """Whether the stored branches at a place may still be started after a new one.
 
-        Branches are started there in several goes, and one without steps of its own is
-        not stored. A new one is no sign, then, if another has been found, or if those that
-        are stored have its name.
+        Code may start branches there in several batches, and a branch without steps is not
+        stored. So a new branch proves nothing if another one has been found already, or if a
+        stored one has its name.
         """
         return not self.untouched or any(
             kept.name == asked.name for kept in self._left.values() if not kept.parallel
@@ -309,12 +312,8 @@ class Shelf:
 
     def refusal(self, asked: Asked, forked_after: str | None = None) -> str:
         """Why a call that is not stored must not run; empty if it may."""
-        if self._is_given_away(asked):
-            return (
-                f"{shown(asked)} is stored, but another call of this name has been given its"
-                " result: they come in another order than before, as in a loop over a set. Keep the"
-                " order, or give each a name of its own or a branch: with ctx.branch(name)"
-            )
+        if self.given_away(asked) is not None:
+            return taken_by_another(asked)
         if not self._left:
             return ""
         kept = self._at_number(asked)
@@ -328,7 +327,10 @@ class Shelf:
         behind = self._behind_call(asked, forked_after)
         if behind is not None and not (asked.kind == BRANCH and self._may_come(asked)):
             return left_behind(asked, behind)
-        for kept in self._parallel.get((asked.kind, asked.name), {}).values():
+        beside = self._parallel.get((asked.kind, asked.name), {}).values()
+        in_any_order = asked.parallel and asked.kind in _WITH_ARGUMENTS
+        in_order = self._with_other_times(asked) if in_any_order else ()
+        for kept in itertools.chain(beside, in_order):
             if firm(kept.digest) == firm(asked.digest):
                 return (
                     f"{shown(asked)} may be the one that is stored or another one: branches of the"
@@ -337,6 +339,15 @@ class Shelf:
                     " or give each branch a name: with ctx.branch(name)"
                 )
         return ""
+
+
+def taken_by_another(asked: Asked) -> str:
+    """Why a call must not run whose stored step was given to a call with other arguments."""
+    return (
+        f"{shown(asked)} is stored, but another call of this name has been given its"
+        " result: they come in another order than before, as in a loop over a set. Keep the"
+        " order, or give each a name of its own or a branch: with ctx.branch(name)"
+    )
 
 
 def _rank(call: Asked | Kept) -> tuple[int, bool]:
@@ -363,7 +374,7 @@ def _firm_rank(call: Asked | Kept) -> tuple[str, str, int]:
 
 
 def _reordered(burst: Sequence[Asked], found: Sequence[Kept | None]) -> Collection[str]:
-    """The names of branches that are stored under other numbers: theirs tell nothing here."""
+    """The names of branches that are stored under other numbers: numbers mean nothing for them."""
     return {
         asked.name
         for asked, kept in zip(burst, found, strict=True)

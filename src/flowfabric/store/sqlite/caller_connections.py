@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.store.joining import unknown
+from flowfabric.store.caller_connections import unknown
 from flowfabric.store.sqlite.connection import MEMORY
 
 T = TypeVar("T")

@@ -1,27 +1,27 @@
 """Branches that take their items from something they share: a queue, a list, an iterator.
 
 Branches of one coroutine function that are started at one place are a *pool*. If they share a
-queue, and anything outside of steps decides who comes first, each takes other items in the next
-run: then the branch that makes a call does not tell which call it is. As long as nothing speaks
-for that, each branch keeps to what is stored of it (see `journal`). These rules come on top:
+queue, and something outside steps decides which comes first, each takes different items in the
+next run: then the branch no longer tells which call is being made. Until there is evidence of
+that, each branch sticks to its own stored steps (see `journal`). These rules are added:
 
-1. A call whose arguments are not left in its own line is *in doubt*, if they are left in the line
-   of another branch, or if its number stands for other arguments, or if it would leave a step of
-   its line behind. So is one whose arguments are left in its own line under another number: the
-   branch may have come to a later item of its own. It waits until the other branches are at rest:
-   one that asks for its own step gets it.
-2. Then a step that its own branch has passed by goes to the branch that asks for it. That is an
-   *exchange*: the branches of this pool share their items. A step that follows one which nobody has
-   passed by yet is left, as long as others go on, to whoever comes by there.
-3. If nobody exchanges anything, and no other branch goes on by itself, the number decides, as in
-   any line: an argument may be the time. A branch with a new call goes on: that runs first, since
-   the branch may take an item afterwards that is stored here.
-4. From the first exchange on, in this run and in every later one, numbers tell nothing in the
-   pool. A call is known by the step after which it was made, which leads through all calls for
-   one item whoever made them, and by its arguments. One whose arguments tell nothing is known by
-   the step before it alone.
-5. A value drawn before the first call for an item, such as a time, is one item's or the other's: if
-   they were exchanged since, the call is refused before it runs.
+1. A call is *in doubt* if no step with its arguments is left in its own line, and one is left in
+   the line of another branch, or its number belongs to a step with other arguments, or it would
+   skip a step of its line. It is also in doubt if the step with its arguments has another number in
+   its own line: the branch may have reached a later item of its own. A call in doubt waits until
+   the other branches are at rest: a branch that asks for its own step gets it.
+2. Then a step that its own branch has moved past goes to the branch that asks for it. That is an
+   *exchange*: the branches of this pool share their items. If no branch has moved past the step
+   before it yet, the step waits, while other branches continue, for the branch that gets there.
+3. If no branch exchanges anything, and no other branch can continue on its own, the number decides,
+   as in any line: an argument may be the time. A new call of another branch runs first, since that
+   branch may then take an item that is stored here.
+4. From the first exchange on, in this run and all later ones, numbers mean nothing in the pool. A
+   call is known by its arguments and by the step before it, which links all calls for one item
+   whichever branch made them. A call whose arguments tell nothing is known by the step before it
+   alone.
+5. A value drawn before the first call for an item, such as a time, may belong to this item or to
+   the one before it: if items have been exchanged since, the call is refused before it runs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from flowfabric.core.journal import Asked, Kept, alike, left_behind, shown
 from flowfabric.core.records import StepKind
-from flowfabric.core.shelf import NEW, Match, Shelf
+from flowfabric.core.step_matching import NEW, Match, Shelf, taken_by_another
 
 VALUES: Final = (StepKind.NOW, StepKind.RANDOM, StepKind.UUID, StepKind.SIGNAL)
 """What they return may be meant for the item of the next call."""
@@ -43,7 +43,9 @@ class Burst(NamedTuple):
     after: str | None
     """The key of the call before them."""
     after_value: bool = False
-    """That returned a value which no argument tells."""
+    """Whether that call returned a value, such as a time, which no argument shows."""
+    forked_after: str | None = None
+    """If branches of it are under way: the key of the call before the first of them."""
 
 
 class Pool:
@@ -56,7 +58,7 @@ class Pool:
         self._alike: dict[tuple[str, str, str], list[str]] = {}
         self._followers: dict[str, list[str]] = {}
         self._changing: set[tuple[str, str]] = set()
-        """Names of calls whose number has stood for other arguments, or which changed places."""
+        """Names of calls that matched a step with other arguments, or a step at another place."""
         self._gone_past: set[str] = set()
         """The keys of calls after which another one was made in this run."""
         for line, shelf in shelves.items():
@@ -94,13 +96,13 @@ class Pool:
         return {line for line, _ in self._wanted(burst)}
 
     def is_claimed(self, burst: Burst) -> bool:
-        """Whether what a burst in doubt asks for follows a call after which nobody has gone on."""
+        """Whether a step that a burst in doubt asks for follows one that no branch has passed."""
         return any(
             kept.after_key in self._steps and kept.after_key not in self._gone_past
             for _, kept in self._wanted(burst)
         )
 
-    def settle(self, waiting: Iterable[Burst], others_go_on: Callable[[], bool]) -> list[str]:
+    def resolve(self, waiting: Iterable[Burst], others_go_on: Callable[[], bool]) -> list[str]:
         """The lines of those bursts in doubt that can be placed now that all are at rest.
 
         `others_go_on` says whether branches that are not in doubt may still ask for something.
@@ -124,7 +126,7 @@ class Pool:
             if any(kept.after_key not in self._steps or kept.after_key in passed for kept in steps)
         ]
         if not found:
-            # Where there is nothing to fall back on, nobody else has to ask first.
+            # A burst without anything to fall back on need not wait for other branches.
             settled = [line for line, keys in going_on.items() if not keys]
             if settled or others_go_on():
                 return settled
@@ -143,15 +145,26 @@ class Pool:
         shelf = self._shelf(burst.line)
         self._gone_past.add(burst.after or "")
         if not self.exchanged:
-            matches = shelf.take(burst.calls)
+            matches = shelf.take(burst.calls, burst.forked_after)
             self._changing.update(
                 (asked.kind, asked.name)
                 for asked, match in zip(burst.calls, matches, strict=True)
                 if match.kept is not None
                 and (_alike(match.kept) != _alike(asked) or match.kept.number != asked.number)
             )
-            return matches
-        return [self._take_one(burst, asked) for asked in burst.calls]
+        else:
+            matches = [self._take_one(burst, asked) for asked in burst.calls]
+        return [
+            match if match.kept is not None else self._unless_given_away(asked, match)
+            for asked, match in zip(burst.calls, matches, strict=True)
+        ]
+
+    def _unless_given_away(self, asked: Asked, new: Match) -> Match:
+        """Refuse a call whose step a branch has given to a call with other arguments."""
+        left = any(map(self._is_left, self._alike.get(_alike(asked), ())))
+        given = (shelf.given_away(asked) for shelf in self._shelves.values())
+        kept = None if left or not _tells(asked) else next(filter(None, given), None)
+        return new if kept is None else Match(None, taken_by_another(asked), kept)
 
     def _take_one(self, burst: Burst, asked: Asked) -> Match:
         kept = next(self._candidates(burst, asked), None)
@@ -173,7 +186,7 @@ class Pool:
         return NEW
 
     def left_after(self, key: str | None) -> Kept | None:
-        """What followed a step in its branch, with nothing beside it, and is to be asked for."""
+        """The step that followed another in its branch, not in parallel, and is still to come."""
         followers = (self._steps[each] for each in self._followers.get(key or "", ()))
         return next(
             (
@@ -213,7 +226,7 @@ class Pool:
         )
 
     def _skips(self, burst: Burst, asked: Asked) -> bool:
-        """Whether a branch may have come to another item of its own than it had here before."""
+        """Whether a branch may have reached a different one of its own items than last time."""
         return _tells(asked) and self._guessed(burst, asked) is not None
 
     def _exact(self, burst: Burst, asked: Asked) -> list[tuple[str, Kept]]:
@@ -288,13 +301,13 @@ def _mixed(asked: Asked) -> str:
     return (
         f"{shown(asked)} is stored, but branches that share their items have taken other ones this"
         " time, and a time, a random value or a signal was asked for before it: that may belong to"
-        " another item. Ask for it after the first step for an item, or make all calls for an item"
-        " in a branch of its own name: with ctx.branch(name)"
+        " another item. Ask for it between the first and the last step for an item, or make all"
+        " calls for an item in a branch of its own name: with ctx.branch(name)"
     )
 
 
 def may_be_of_another(asked: Asked) -> str:
-    """Why a branch must not run that stands where another was, beside lines of a pool."""
+    """Why a new branch must not run where another is stored: their items may be swapped."""
     return (
         f"{shown(asked)} is not stored, but another one is in its place: branches of the function"
         " may have exchanged the items they share. Make a call with the item among its arguments"

@@ -1,8 +1,8 @@
 """Calls of branches that may share their items: which are in doubt, and what they stand for."""
 
 from flowfabric.core.journal import Asked, Kept
-from flowfabric.core.shared_items import Burst, Pool
-from flowfabric.core.shelf import Shelf
+from flowfabric.core.pools import Burst, Pool
+from flowfabric.core.step_matching import Shelf
 
 
 def asked(name: str, digest: str, number: int = 1, *, kind: str = "call") -> Asked:
@@ -51,8 +51,8 @@ def test_how_long_a_sleep_is_does_not_make_it_another() -> None:
 def test_a_call_of_another_item_takes_its_number_only_when_nobody_else_goes_on() -> None:
     stored = pool(kept("one", "x"))
     burst = Burst("a", [asked("one", "y")], None)
-    assert stored.settle([burst], somebody) == []
-    assert stored.settle([burst], nobody) == ["a"]
+    assert stored.resolve([burst], somebody) == []
+    assert stored.resolve([burst], nobody) == ["a"]
     assert not stored.exchanged
     assert [match.kept for match in stored.take(burst)] == [kept("one", "x")]
 
@@ -60,7 +60,7 @@ def test_a_call_of_another_item_takes_its_number_only_when_nobody_else_goes_on()
 def test_a_step_that_was_passed_by_goes_to_the_branch_that_asks_for_it() -> None:
     stored = Pool({"a": Shelf([kept("one", "x")]), "b": Shelf([])})
     burst = Burst("b", [asked("one", "x")], None)
-    assert stored.settle([burst], somebody) == ["b"]
+    assert stored.resolve([burst], somebody) == ["b"]
     assert stored.exchanged
     assert [match.kept for match in stored.take(burst)] == [kept("one", "x")]
 
@@ -69,8 +69,20 @@ def test_a_step_is_left_to_whoever_comes_by_the_one_before_it() -> None:
     first, second = kept("one", "x"), kept("two", "all", after="one#1 x")
     stored = Pool({"a": Shelf([first, second]), "b": Shelf([])})
     early = Burst("b", [asked("two", "all")], "another")
-    assert stored.settle([early], somebody) == []
+    assert stored.resolve([early], somebody) == []
     stored.take(Burst("a", [asked("one", "x")], None))
-    assert stored.settle([early], somebody) == []
+    assert stored.resolve([early], somebody) == []
     passing = Burst("a", [asked("three", "z")], first.key)
-    assert stored.settle([early, passing], somebody) == ["b"]
+    assert stored.resolve([early, passing], somebody) == ["b"]
+
+
+def test_what_a_branch_was_given_by_its_number_is_not_run_again_by_another() -> None:
+    mine, theirs = kept("one", "x"), kept("two", "y")
+    for exchanged in (False, True):
+        stored = Pool({"a": Shelf([mine]), "b": Shelf([theirs])})
+        (given,) = stored.take(Burst("a", [asked("one", "other")], None))
+        assert given.kept == mine
+        stored.exchanged = exchanged
+        (refused,) = stored.take(Burst("b", [asked("one", "x")], None))
+        assert (refused.kept, refused.given_away) == (None, mine)
+        assert "another call of this name has been given its result" in refused.refusal

@@ -5,14 +5,14 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.outages import patience_s
 from flowfabric.store.base import Value
-from flowfabric.store.joining import comes_from, unknown
+from flowfabric.store.caller_connections import comes_from, unknown
 from flowfabric.store.postgres import driver
 from flowfabric.store.postgres.hints import hint_payloads
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH
@@ -43,15 +43,43 @@ class Settings(Struct, frozen=True):
     lock_timeout: str
 
 
-@runtime_checkable
-class Endable(driver.Fetching, Protocol):
-    """A connection of asyncpg, which can be ended without an answer."""
+class _Speaking(Protocol):
+    """What speaks the protocol for a connection of asyncpg."""
 
-    def is_closed(self) -> bool: ...
+    def is_connected(self) -> bool: ...
+
+    def is_in_transaction(self) -> bool: ...
+
+
+class _Endable(driver.Fetching, Protocol):
+    """A connection of asyncpg, which can be ended without an answer."""
 
     def is_in_transaction(self) -> bool: ...
 
     def terminate(self) -> None: ...
+
+
+class AsyncpgConnection:
+    """An asyncpg connection, and what it is asked once its owner may have closed it."""
+
+    def __init__(self, connection: _Endable, speaking: _Speaking | None) -> None:
+        self._connection = connection
+        # A terminated connection no longer knows it, and so cannot say what it was doing.
+        self._speaking = speaking
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended inside a transaction."""
+        speaking = self._speaking
+        return speaking is not None and not speaking.is_connected() and speaking.is_in_transaction()
+
+    def terminate(self) -> None:
+        self._connection.terminate()
+
+    async def fetch(
+        self, query: str, *args: object, timeout: float | None = None
+    ) -> Sequence[driver.DriverRow]:
+        return await self._connection.fetch(query, *args, timeout=timeout)
 
 
 class ForeignRow:
@@ -182,7 +210,7 @@ def _plain(value: Value | uuid.UUID | memoryview) -> Value | uuid.UUID:
 
 @contextmanager
 def outage_told() -> Iterator[None]:
-    """Their connection failing under our statements is an outage of the database like another."""
+    """Report a failure of the caller's connection under our statements as a database outage."""
     try:
         yield
     except errors.FlowFabricError:
@@ -213,10 +241,13 @@ def lost_in_transaction(connection: driver.Fetching) -> bool:
     match connection:
         case Answering():
             return lost_in_transaction(connection.theirs)
-        case PsycopgConnection() | AsyncPsycopgConnection() | Psycopg2Connection():
+        case (
+            AsyncpgConnection()
+            | PsycopgConnection()
+            | AsyncPsycopgConnection()
+            | Psycopg2Connection()
+        ):
             return connection.is_lost
-        case Endable():
-            return connection.is_closed() and connection.is_in_transaction()
         case _:
             return False
 
@@ -263,7 +294,7 @@ async def leave(connection: driver.Fetching, found: Settings, hinted: set[str]) 
 
 @asynccontextmanager
 async def whole(connection: driver.Fetching) -> AsyncIterator[None]:
-    """Leave nothing in their transaction of what is refused, or has to wait, half-way."""
+    """Undo our part of the caller's transaction if it is refused, or times out, half-way."""
     await connection.fetch("savepoint flowfabric")
     try:
         try:
@@ -285,7 +316,7 @@ class Answering:
     The network may have swallowed it, and with it whatever they would send next.
     """
 
-    def __init__(self, connection: Endable, timeout_s: float) -> None:
+    def __init__(self, connection: AsyncpgConnection, timeout_s: float) -> None:
         self.theirs = connection
         self._timeout_s = timeout_s
 
@@ -304,22 +335,22 @@ def answering(connection: driver.Fetching, lock_wait_ms: int | None) -> driver.F
 
     Only asyncpg lets us end a connection that does not answer; others end as they are set to.
     """
-    if lock_wait_ms is None or not isinstance(connection, Endable):
+    if lock_wait_ms is None or not isinstance(connection, AsyncpgConnection):
         return connection
     timeout_s = patience_s(COMMAND_TIMEOUT_S) or COMMAND_TIMEOUT_S
     return Answering(connection, timeout_s + lock_wait_ms / 1_000)
 
 
-def _asyncpg(connection: object) -> driver.Fetching:
+def _asyncpg(connection: object) -> AsyncpgConnection:
     asyncpg = importlib.import_module("asyncpg")
     if not isinstance(connection, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
         raise unknown(connection)
-    known: Endable = connection
+    known: _Endable = connection
     if not known.is_in_transaction():
         raise errors.InvalidInput("connection", _NO_TRANSACTION)
     # Behind that of a pool, which cannot be asked anything once it is given back.
-    own: Endable = getattr(connection, "_con", connection)
-    return own
+    own: _Endable = getattr(connection, "_con", connection)
+    return AsyncpgConnection(own, getattr(own, "_protocol", None))
 
 
 def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:

@@ -16,7 +16,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from pathlib import Path
 from types import CodeType, CoroutineType
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
     from flowfabric.worker.branches import Line
@@ -29,9 +29,9 @@ inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None
 """The step whose function is running, if any."""
 
 _MEETING: Final = (locks.__file__, queues.__file__)
-"""Where the code is by which tasks wait for each other."""
+"""The modules by which tasks wait for each other."""
 _QUIET: Final = ("flowfabric", "asyncio.futures", "_asyncio")
-"""Where timers are from that end nothing but a sleep, or belong to the engine."""
+"""The modules whose timers only end a sleep, or belong to the engine."""
 
 
 _GENERATOR_STEP: Final = "async_generator_asend"
@@ -58,7 +58,7 @@ def at_work(running: object, others: Container[object]) -> bool:
         return True
     if awaits_one_of(others, running):
         return False
-    inner = _awaited_in(running)
+    inner = awaited_in(running)
     return not inner or inner[-1].cr_code.co_filename not in _MEETING
 
 
@@ -68,10 +68,16 @@ def awaits_one_of(others: Container[object], running: object) -> bool:
     return isinstance(awaited, asyncio.Task) and awaited in others
 
 
+def is_waiting(running: object) -> bool:
+    """Whether a task waits for something that is not over yet."""
+    awaited: object = getattr(running, "_fut_waiter", None)
+    return isinstance(awaited, asyncio.Future) and not awaited.done()
+
+
 def picks(running: object) -> bool:
     """Whether a task waits for a set of tasks: several may have ended when it goes on."""
-    inner = _awaited_in(running)
-    return bool(inner) and _is_from(inner[-1], tasks.__file__, "_wait")
+    inner = awaited_in(running)
+    return bool(inner) and is_from(inner[-1], tasks.__file__, "_wait")
 
 
 class OwnTasks:
@@ -96,18 +102,18 @@ class OwnTasks:
             return branches <= 1 and self._is_own(awaited)
         if self._are_own(getattr(awaited, "_children", None)):
             return True
-        inner = _awaited_in(running)
+        inner = awaited_in(running)
         if not inner:
             return False
         last = inner[-1]
-        if _is_from(last, taskgroups.__file__, "__aexit__", "_aexit"):
+        if is_from(last, taskgroups.__file__, "__aexit__", "_aexit"):
             return True
-        if _is_from(last, tasks.__file__, "wait_for"):
+        if is_from(last, tasks.__file__, "wait_for"):
             # When its time is up, it gives up the calls of what it waits for.
             return self._are_own([_local(last, "fut")])
-        if _is_from(last, tasks.__file__, "_wait"):
+        if is_from(last, tasks.__file__, "_wait"):
             return self._are_own(_local(last, "fs")) and not self._has_timers()
-        arrives = any(_is_from(each, tasks.__file__, "_wait_for_one") for each in inner)
+        arrives = any(is_from(each, tasks.__file__, "_wait_for_one") for each in inner)
         return arrives and not self._has_timers()
 
     def _are_own(self, futures: object) -> bool:
@@ -132,7 +138,7 @@ class OwnTasks:
         return not str(getattr(callback, "__module__", "")).startswith(_QUIET)
 
 
-def _awaited_in(running: object) -> "list[CoroutineType[object, object, object]]":
+def awaited_in(running: object) -> "list[CoroutineType[object, object, object]]":
     """The coroutines in which a task is, from the outermost to that which waits."""
     found: list[CoroutineType[object, object, object]] = []
     inner: object = running.get_coro() if isinstance(running, asyncio.Task) else None
@@ -154,9 +160,7 @@ def _awaited_by_generator(step: object) -> object:
     return None
 
 
-def _is_from(
-    coroutine: "CoroutineType[object, object, object]", filename: str, *names: str
-) -> bool:
+def is_from(coroutine: "CoroutineType[object, object, object]", filename: str, *names: str) -> bool:
     code = coroutine.cr_code
     return code.co_filename == filename and code.co_name in names
 
@@ -270,6 +274,14 @@ class BranchTask(asyncio.Task[T]):
     def __hash__(self) -> int:
         return self._order
 
+    def add_done_callback(
+        self, callback: Callable[[Self], object], /, *, context: Context | None = None
+    ) -> None:
+        line = current_line.get()
+        if line is not None:
+            line.arrivals.added(callback)
+        super().add_done_callback(callback, context=context)
+
 
 class _Watch:
     def __init__(self, before: TaskFactory | None) -> None:
@@ -296,6 +308,8 @@ class _Watch:
         own.run(current_line.set, branch)
         task = self._create(loop, coroutine, own, branch.order)
         branch.work.running = task
+        line.journal.glance(branch)
+        line.journal.glance(line)
         task.add_done_callback(branch.ended)
         return task
 
