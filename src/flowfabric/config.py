@@ -6,9 +6,9 @@ from msgspec import Struct
 
 from flowfabric.core.bounds import BATCH_MAX, PAYLOAD_BYTES_MAX
 from flowfabric.core.checks import check_int, check_list
+from flowfabric.core.decisions import Keep
 from flowfabric.core.ids import parse_lane_id
 from flowfabric.core.policies import Duration, duration_ms
-from flowfabric.core.transitions import Keep
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, dict=True):

@@ -6,9 +6,9 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.audit import Complaint
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import parse_execution_id
 from flowfabric.core.records import Execution, Record
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Key, Transaction
 

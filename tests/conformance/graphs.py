@@ -8,13 +8,13 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.decisions import Changes
 from flowfabric.core.flow_joins import Dependency, EdgeDependencyPolicy, Join
 from flowfabric.core.flow_records import EdgeGroup
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Record, Suspension
 from flowfabric.core.results import Claimed, Created
 from flowfabric.core.states import FailureClass
-from flowfabric.core.transitions import Changes
 from flowfabric.core.views import EdgeGroupSnapshot, FlowSnapshot
 from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Reader, Transaction

@@ -7,11 +7,11 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.bounds import AUDIT_BATCH, AUDIT_EVERY_MS
+from flowfabric.core.decisions import Changes, change
 from flowfabric.core.flow_joins import JoinQuorum
 from flowfabric.core.flow_records import CompletionDispatch, EdgeGroup, FlowState, GroupState
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
 from flowfabric.core.records import Execution
-from flowfabric.core.transitions import Changes, change
 from flowfabric.engine.shell import Swept, execution_key
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.reconcilers import run_due

@@ -3,11 +3,11 @@
 import pytest
 
 from flowfabric import Engine
+from flowfabric.core.decisions import Changes
 from flowfabric.core.flow_joins import JoinAny
 from flowfabric.core.flow_records import PendingCancel
 from flowfabric.core.results import SiblingCancelAction
 from flowfabric.core.states import PublicState
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.shell import execution_key
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction

@@ -7,12 +7,12 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.conditions import Single
+from flowfabric.core.decisions import Changes
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.gates import Admitted, Gate, GateName, GateOwner, WhileSuspended
 from flowfabric.core.ids import ExecutionId, QuotaPolicyId
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import BlockingReason
-from flowfabric.core.transitions import Changes
 from flowfabric.engine import gates
 from flowfabric.engine.limits import GateUse
 from flowfabric.errors import ConcurrencyLimitExceeded, InvalidInput

@@ -8,11 +8,11 @@ from msgspec import structs
 
 from flowfabric import Engine, EngineConfig, connect
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import LaneId
 from flowfabric.core.records import Lane
 from flowfabric.core.results import Duplicate
 from flowfabric.core.states import LaneState, PublicState
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.lanes import LanePage
 from flowfabric.errors import Corruption, LaneNotAccepting, NotFound
 from flowfabric.store.base import Transaction

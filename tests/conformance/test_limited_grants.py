@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.decisions import Changes
 from flowfabric.core.gates import Gate, GateName, GateOwner
 from flowfabric.core.ids import QuotaPolicyId
 from flowfabric.core.results import (
@@ -13,7 +14,6 @@ from flowfabric.core.results import (
     ReclaimGrant,
     ResumeGrant,
 )
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import (
     BudgetExceeded,
     ClaimGrantExpired,

@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import LaneId, Namespace, WorkerInstanceId, partition_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import (
@@ -17,7 +18,6 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import Changes
 from flowfabric.core.views import (
     AttemptSummary,
     ExecutionContext,

@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
+from flowfabric.core.decisions import Changes
 from flowfabric.core.events import LeaseEventType
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import ExecutionId, LaneId
@@ -16,7 +17,6 @@ from flowfabric.core.results import (
     ReclaimGrant,
 )
 from flowfabric.core.states import AttemptLifecycle, AttemptType, OwnershipState
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import (
     ExecutionNotEligible,
     GrantAlreadyExists,

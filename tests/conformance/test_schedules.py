@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine, connect
+from flowfabric.core.decisions import Changes
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import (
     FIRINGS_MAX,
@@ -14,7 +15,6 @@ from flowfabric.core.schedules import (
     ScheduleDefinition,
     ScheduleKind,
 )
-from flowfabric.core.transitions import Changes
 from flowfabric.core.views import ExecutionSnapshot
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.shell import Swept

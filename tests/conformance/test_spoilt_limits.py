@@ -6,6 +6,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.budgets import Budget, BudgetReport
+from flowfabric.core.decisions import Changes
 from flowfabric.core.gates import (
     DeclaredLimit,
     Gate,
@@ -17,7 +18,6 @@ from flowfabric.core.gates import (
 )
 from flowfabric.core.ids import named_budget_id
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Transaction
 from tests.conformance.given import WORKER, Given

@@ -6,6 +6,7 @@ from msgspec import structs
 from flowfabric import Engine
 from flowfabric.core.bounds import OPEN_WAITPOINTS_MAX
 from flowfabric.core.conditions import AllConditions, OperatorOnly, all_of_waitpoints
+from flowfabric.core.decisions import NO_LEASE
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import (
@@ -26,7 +27,6 @@ from flowfabric.core.states import (
     OwnershipState,
     PublicState,
 )
-from flowfabric.core.transitions import NO_LEASE
 from flowfabric.core.waitpoints import Binding, FreshWaitpoint, UsePending, fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
 from flowfabric.errors import (

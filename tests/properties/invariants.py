@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from flowfabric.core.decisions import with_derived
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import Execution
@@ -13,7 +14,6 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import with_derived
 from tests.properties.world import Life
 
 HELD = (

@@ -10,12 +10,12 @@ from msgspec import structs
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.checks import INSTANCE_TAG_KEY
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.decisions import Changes, change
 from flowfabric.core.gates import GateName
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Created
-from flowfabric.core.transitions import Changes, change
 from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Transaction
 from flowfabric.testing import SettableClock

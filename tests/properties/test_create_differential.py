@@ -15,11 +15,11 @@ from msgspec import Struct, structs
 
 from flowfabric.core.checks import INSTANCE_TAG_KEY
 from flowfabric.core.creation import Checked, NewExecution, Terms, new_execution, new_guard
+from flowfabric.core.decisions import Changes
 from flowfabric.core.events import Event, tag_events
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.states import LaneState
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.creation import TERMS_MAX, FreshRows
 from flowfabric.engine.routes import Route, route_of
 from flowfabric.store.base import Key, Reader, Transaction

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from flowfabric import FlowFabricError
+from flowfabric.core.decisions import Changes, Refusal, Subject, Timing
 from flowfabric.core.events import Event
 from flowfabric.core.executions import decide_complete
 from flowfabric.core.handles import Handle
@@ -29,7 +30,6 @@ from flowfabric.core.leases import (
     on_last_chance,
 )
 from flowfabric.core.results import Claimed
-from flowfabric.core.transitions import Changes, Refusal, Subject, Timing
 from flowfabric.engine.shell import fence_of, lease_columns
 from flowfabric.engine.waitpoints import claimed_progress
 from flowfabric.store.base import Parameter, Row

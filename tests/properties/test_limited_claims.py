@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from flowfabric.core import gates
+from flowfabric.core.decisions import Changes
 from flowfabric.core.gates import Allowance, Gate, GateName, GateOwner, GateState, WaitingRoute
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (
@@ -32,7 +33,6 @@ from flowfabric.core.states import (
     LifecyclePhase,
     OwnershipState,
 )
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.gates import ROUNDS_MAX, ClaimRow, gates_of, load
 from flowfabric.store.base import Reader, Row, Transaction
 from flowfabric.store.mapping import answers_of

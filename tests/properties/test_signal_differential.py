@@ -21,6 +21,7 @@ from flowfabric.core.conditions import (
     referenced_waitpoint_keys,
 )
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.decisions import Changes, Subject, Timing, change
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     ExecutionId,
@@ -38,7 +39,6 @@ from flowfabric.core.signals import (
     decide_deliver,
     sure_signal,
 )
-from flowfabric.core.transitions import Changes, Subject, Timing, change
 from flowfabric.core.waitpoints import Binding, FreshWaitpoint, UsePending
 from flowfabric.engine import shell, topics
 from flowfabric.store.base import Parameter, Transaction

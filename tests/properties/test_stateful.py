@@ -23,13 +23,13 @@ from hypothesis.stateful import (
 
 from flowfabric import Engine, FlowFabricError
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.decisions import NO_CHANGES, Timing
 from flowfabric.core.events import Event
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.leases import decide_expire_lease, note_expired
 from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
 from flowfabric.core.states import FailureClass, LifecyclePhase, OwnershipState, PublicState
-from flowfabric.core.transitions import NO_CHANGES, Timing
 from flowfabric.engine.executions import Completion
 from flowfabric.errors import NotFound
 from tests.conformance.given import NO_GRANT

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from flowfabric.core.decisions import Changes, Subject, Timing
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import NewStep, decide_record
-from flowfabric.core.transitions import Changes, Subject, Timing
 from flowfabric.engine.shell import fence_of, lease_columns
 from flowfabric.store.base import Key
 from flowfabric.store.mapping import key_of

@@ -13,11 +13,11 @@ from msgspec import Struct, structs
 
 from flowfabric import Engine, EngineConfig, connect
 from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.decisions import Changes, Subject
 from flowfabric.core.events import START, Event, StoredEvent
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, first_attempt
-from flowfabric.core.transitions import Changes, Subject
 from flowfabric.engine.shell import execution_key
 from flowfabric.store.base import Reader, Transaction
 from flowfabric.testing import SettableClock

@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from flowfabric import App, Context, Engine, EngineConfig, Run, Task
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import ExecutionId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.shell import execution_key
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound, OperationTimeout
 from flowfabric.store.base import Transaction

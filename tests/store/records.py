@@ -13,6 +13,7 @@ from pathlib import Path
 import asyncpg
 from msgspec import structs
 
+from flowfabric.core.decisions import Changes
 from flowfabric.core.events import Event, completion_event
 from flowfabric.core.ids import ExecutionId, FlowId, LaneId, Namespace
 from flowfabric.core.records import Execution, Lane
@@ -26,7 +27,6 @@ from flowfabric.core.states import (
     PublicState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Key, Store, Transaction
 from flowfabric.store.mapping import AFTER_THE_END
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.store.base import Store, Transaction
 from flowfabric.store.hints import EVERY_TOPIC, POLL_FIRST_S, HintBoard, look_s, poll_s
 from tests.store.records import a_lane

@@ -6,11 +6,11 @@ from typing import ClassVar, NewType
 import pytest
 from msgspec import Struct, structs
 
+from flowfabric.core.decisions import Changes
 from flowfabric.core.events import Event, StoredEvent
 from flowfabric.core.flow_records import EndedUpstream
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Execution, Record
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Key, Reader, Store, Transaction
 from flowfabric.store.mapping import (

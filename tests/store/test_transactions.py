@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from msgspec import structs
 
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Key, Reader, Store, Transaction, UniqueViolation
 from tests.store.records import (

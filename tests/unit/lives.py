@@ -6,6 +6,7 @@ from msgspec import structs
 
 from flowfabric.core.conditions import ByName, Condition, Single
 from flowfabric.core.creation import NewExecution, check_new, check_terms, new_execution
+from flowfabric.core.decisions import Changes, Subject, Timing, change
 from flowfabric.core.executions import (
     CancelRequest,
     Failure,
@@ -43,7 +44,6 @@ from flowfabric.core.suspension import (
     check_suspend,
     decide_suspend,
 )
-from flowfabric.core.transitions import Changes, Subject, Timing, change
 
 NOW_MS = 1_000_000
 TTL_MS = 9_000

@@ -2,8 +2,8 @@
 
 from msgspec import structs
 
+from flowfabric.core.decisions import NO_CHANGES, Changes, combine
 from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from tests.unit.lives import NOW_MS, running
 
 SUBJECT = running()

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from flowfabric.core.decisions import NO_CHANGES, Timing
 from flowfabric.core.executions import (
     Failure,
     decide_attempt_timeout,
@@ -16,7 +17,6 @@ from flowfabric.core.parking import decide_delay, decide_wait_children, time_lef
 from flowfabric.core.policies import FixedBackoff, RetryPolicy
 from flowfabric.core.results import AlreadySatisfied, Marked, RetryScheduled, TerminalFailed
 from flowfabric.core.states import FailureClass, PublicState
-from flowfabric.core.transitions import NO_CHANGES, Timing
 from flowfabric.errors import ExecutionNotActive
 from tests.unit.lives import (
     ENDED,

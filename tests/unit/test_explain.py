@@ -4,11 +4,11 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.conditions import Progress
+from flowfabric.core.decisions import Subject, change
 from flowfabric.core.diagnosis import Cause, Surroundings, explain
 from flowfabric.core.ids import LaneId
 from flowfabric.core.records import FailedStep, Lane
 from flowfabric.core.states import BlockingReason, EligibilityState, LaneState, LifecyclePhase
-from flowfabric.core.transitions import Subject, change
 from tests.unit.lives import (
     LIVES,
     NOW_MS,

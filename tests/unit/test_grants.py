@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from msgspec import structs
 
+from flowfabric.core.decisions import NO_CHANGES, Changes, Refusal, Subject
 from flowfabric.core.grants import (
     GrantKey,
     GrantRequest,
@@ -29,7 +30,6 @@ from flowfabric.core.states import (
     OwnershipState,
     TerminalOutcome,
 )
-from flowfabric.core.transitions import NO_CHANGES, Changes, Refusal, Subject
 from flowfabric.errors import (
     ActiveAttemptExists,
     ExecutionNotActive,

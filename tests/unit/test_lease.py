@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.bounds import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
+from flowfabric.core.decisions import NO_CHANGES, Refusal, Subject, Timing
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
 from flowfabric.core.leases import (
@@ -23,7 +24,6 @@ from flowfabric.core.parking import decide_delay
 from flowfabric.core.records import Attempt
 from flowfabric.core.results import AlreadySatisfied, Renewed, Revoked
 from flowfabric.core.states import AttemptLifecycle, AttemptType
-from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject, Timing
 from flowfabric.errors import (
     ExecutionNotActive,
     FlowFabricError,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flowfabric.core.decisions import NO_CHANGES
 from flowfabric.core.executions import (
     CancelRequest,
     clamp_priority,
@@ -13,7 +14,6 @@ from flowfabric.core.executions import (
 )
 from flowfabric.core.results import Cancelled, Replayed
 from flowfabric.core.states import LifecyclePhase, PublicState
-from flowfabric.core.transitions import NO_CHANGES
 from flowfabric.errors import (
     ExecutionNotEligible,
     ExecutionNotTerminal,

@@ -3,6 +3,7 @@
 import pytest
 from msgspec import structs
 
+from flowfabric.core.decisions import Subject, Timing, change, with_derived
 from flowfabric.core.executions import (
     Failure,
     decide_fail,
@@ -14,7 +15,6 @@ from flowfabric.core.leases import decide_expire_lease, decide_revoke
 from flowfabric.core.parking import decide_delay, decide_wait_children
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by, is_ready
 from flowfabric.core.states import BlockingReason, EligibilityState, PublicState
-from flowfabric.core.transitions import Subject, Timing, change, with_derived
 from tests.unit.lives import (
     LIVES,
     NOW_MS,

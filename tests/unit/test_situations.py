@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.changed_code import decide_accept, decide_block
+from flowfabric.core.decisions import Changes, Refusal, Subject, Timing, change
 from flowfabric.core.executions import (
     CancelRequest,
     Failure,
@@ -53,7 +54,6 @@ from flowfabric.core.situations import (
 )
 from flowfabric.core.states import BlockingReason, EligibilityState, FailureClass
 from flowfabric.core.suspension import SuspendFindings, decide_suspend
-from flowfabric.core.transitions import Changes, Refusal, Subject, Timing, change
 from flowfabric.errors import FlowFabricError
 from tests.unit.lives import (
     KEY,

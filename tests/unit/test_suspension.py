@@ -5,6 +5,7 @@ from msgspec import structs
 
 from flowfabric.core.bounds import SUSPEND_DEDUP_TTL_MS_MAX
 from flowfabric.core.conditions import OperatorOnly, Single
+from flowfabric.core.decisions import NO_CHANGES, Refusal, Subject, Timing
 from flowfabric.core.executions import CancelRequest, decide_cancel
 from flowfabric.core.ids import SignalId, WaitpointId
 from flowfabric.core.records import (
@@ -39,7 +40,6 @@ from flowfabric.core.suspension import (
     may_repeat,
     with_default_timeout,
 )
-from flowfabric.core.transitions import NO_CHANGES, Refusal, Subject, Timing
 from flowfabric.core.waitpoints import BoundWaitpoint, UsePending, decide_create_waitpoint
 from flowfabric.errors import (
     AlreadySuspended,

@@ -23,6 +23,14 @@ from shlex import quote
 from typing import Final, NamedTuple
 
 from flowfabric.core import states
+from flowfabric.core.decisions import (
+    UNBLOCKED,
+    Changes,
+    Decision,
+    Subject,
+    Timing,
+    change,
+)
 from flowfabric.core.events import operator_event
 from flowfabric.core.journal import ROOT, Asked, Kept, siblings_name
 from flowfabric.core.leases import Fence, check_fence
@@ -31,14 +39,6 @@ from flowfabric.core.records import Attempt, Execution, Step, StepKind
 from flowfabric.core.results import AlreadySatisfied, Changed, Delayed, Marked
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.steps import accepted_key
-from flowfabric.core.transitions import (
-    UNBLOCKED,
-    Changes,
-    Decision,
-    Subject,
-    Timing,
-    change,
-)
 from flowfabric.errors import ExecutionNotEligible
 
 BLOCKED_BY_CODE: Final = "blocked_by_code"

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import checks, ids, states
 from flowfabric.core.bounds import IDEMPOTENCY_KEY_BYTES_MAX
+from flowfabric.core.decisions import DEFAULT_KEEP, Keep, keep_of, with_derived
 from flowfabric.core.executions import clamp_priority
 from flowfabric.core.gates import (
     NO_GATES,
@@ -28,7 +29,6 @@ from flowfabric.core.gates import (
 )
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
 from flowfabric.core.records import Execution, ExecutionTag, IdempotencyGuard
-from flowfabric.core.transitions import DEFAULT_KEEP, Keep, keep_of, with_derived
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound
 
 PolicyInput = ExecutionPolicy | Mapping[str, object] | str | bytes | None

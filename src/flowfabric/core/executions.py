@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric import errors
-from flowfabric.core import policies, results, transitions
+from flowfabric.core import decisions, policies, results
 from flowfabric.core.bounds import PRIORITY_MAX, PRIORITY_MIN
 from flowfabric.core.events import LeaseEventType, lease_event, operator_event
 from flowfabric.core.leases import OPERATOR_OVERRIDE, Fence, check_fence, check_holder
@@ -50,9 +50,9 @@ class Failure(Struct, frozen=True, kw_only=True):
         return self.category or self.failure_class.value
 
     @property
-    def attempt_fields(self) -> Mapping[str, transitions.Field]:
+    def attempt_fields(self) -> Mapping[str, decisions.Field]:
         """What the attempt keeps of it, apart from reason and category."""
-        fields: dict[str, transitions.Field] = {"failure_traceback": self.traceback}
+        fields: dict[str, decisions.Field] = {"failure_traceback": self.traceback}
         if self.step is not None:
             fields |= {
                 "failed_step_key": self.step.step_key,
@@ -77,21 +77,21 @@ def repeats(execution: Execution, fence: Fence | None) -> bool:
 
 
 def decide_complete(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     fence: Fence | None,
     result: bytes | None,
     result_encoding: str | None,
-    timing: transitions.Timing,
-) -> transitions.Decision[results.Completed]:
+    timing: decisions.Timing,
+) -> decisions.Decision[results.Completed]:
     """Finish a running execution successfully."""
     execution = subject.execution
     answer = results.Completed(
         execution_id=execution.execution_id, public_state=PublicState.COMPLETED
     )
     if execution.terminal_outcome is TerminalOutcome.SUCCESS and repeats(execution, fence):
-        return transitions.Decision(answer=answer)
+        return decisions.Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms)
-    changes = transitions.finish(
+    changes = decisions.finish(
         subject,
         TerminalOutcome.SUCCESS,
         timing.now_ms,
@@ -99,16 +99,16 @@ def decide_complete(
         reason="completed",
         fields={"result": result, "result_encoding": result_encoding},
     )
-    return transitions.Decision(answer=answer, changes=changes)
+    return decisions.Decision(answer=answer, changes=changes)
 
 
 def decide_fail(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     fence: Fence | None,
     failure: Failure,
-    timing: transitions.Timing,
+    timing: decisions.Timing,
     retry_policy: policies.RetryPolicy | None = None,
-) -> transitions.Decision[results.FailResult]:
+) -> decisions.Decision[results.FailResult]:
     """Record a failed attempt: schedule a retry if policy and class allow, else end.
 
     `retry_policy` stands in for the one the execution was created with.
@@ -116,7 +116,7 @@ def decide_fail(
     execution = subject.execution
     repeated = _repeated_failure(execution, fence)
     if repeated is not None:
-        return transitions.Decision(answer=repeated)
+        return decisions.Decision(answer=repeated)
     check_fence(subject, fence, timing.now_ms)
     policy = retry_policy or policies.parse_policy(execution.policy).retry_policy
     delay_ms = policies.decide_retry(
@@ -128,7 +128,7 @@ def decide_fail(
     )
     if delay_ms is not None:
         return schedule_retry(subject, failure, timing.now_ms + delay_ms, timing.now_ms)
-    changes = transitions.finish(
+    changes = decisions.finish(
         subject,
         TerminalOutcome.FAILED,
         timing.now_ms,
@@ -139,7 +139,7 @@ def decide_fail(
         attempt_fields=failure.attempt_fields,
         fields={"failure_reason": failure.reason},
     )
-    return transitions.Decision(
+    return decisions.Decision(
         answer=results.TerminalFailed(execution_id=execution.execution_id), changes=changes
     )
 
@@ -163,12 +163,12 @@ def _repeated_failure(execution: Execution, fence: Fence | None) -> results.Fail
 
 
 def schedule_retry(
-    subject: transitions.Subject, failure: Failure, delay_until_ms: int, now_ms: int
-) -> transitions.Decision[results.FailResult]:
+    subject: decisions.Subject, failure: Failure, delay_until_ms: int, now_ms: int
+) -> decisions.Decision[results.FailResult]:
     """End the attempt and wait until `delay_until_ms` for the next one."""
     before = subject.execution
-    fields: dict[str, transitions.Field] = {
-        **transitions.NO_LEASE,
+    fields: dict[str, decisions.Field] = {
+        **decisions.NO_LEASE,
         **into(Situation.RETRYING, f"retry backoff until {delay_until_ms}"),
         "current_attempt_id": None,
         "retry_count": before.retry_count + 1,
@@ -176,8 +176,8 @@ def schedule_retry(
         "pending_retry_reason": failure.reason,
         "pending_previous_attempt_index": before.current_attempt_index,
     }
-    after = transitions.change(before, now_ms, **fields)
-    attempts = transitions.end_attempt(
+    after = decisions.change(before, now_ms, **fields)
+    attempts = decisions.end_attempt(
         subject.attempt,
         AttemptLifecycle.ENDED_FAILURE,
         now_ms,
@@ -186,13 +186,13 @@ def schedule_retry(
         failure.attempt_fields,
     )
     event = lease_event(before, LeaseEventType.REVOKED, now_ms, "failed_retry_scheduled")
-    return transitions.Decision(
+    return decisions.Decision(
         answer=results.RetryScheduled(
             execution_id=before.execution_id,
             delay_until_ms=delay_until_ms,
             next_attempt_index=before.total_attempt_count,
         ),
-        changes=transitions.Changes(updates=(after, *attempts), events=(event,)),
+        changes=decisions.Changes(updates=(after, *attempts), events=(event,)),
     )
 
 
@@ -200,59 +200,59 @@ def schedule_retry(
 
 
 def decide_progress(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     fence: Fence,
     percent: int | None,
     message: str | None,
-    timing: transitions.Timing,
-) -> transitions.Decision[results.Updated]:
+    timing: decisions.Timing,
+) -> decisions.Decision[results.Updated]:
     """Overwrite what is given, keep what is not; nothing given writes nothing."""
     execution = subject.execution
     check_holder(execution, fence, timing.now_ms)
     answer = results.Updated(execution_id=execution.execution_id)
     if percent is None and message is None:
-        return transitions.Decision(answer=answer)
-    after = transitions.change(
+        return decisions.Decision(answer=answer)
+    after = decisions.change(
         execution,
         timing.now_ms,
         progress_pct=execution.progress_pct if percent is None else percent,
         progress_message=execution.progress_message if message is None else message,
         progress_updated_at_ms=timing.now_ms,
     )
-    return transitions.Decision(answer=answer, changes=transitions.Changes(updates=(after,)))
+    return decisions.Decision(answer=answer, changes=decisions.Changes(updates=(after,)))
 
 
 # Time -------------------------------------------------------------------------
 
 
 def decide_promote(
-    subject: transitions.Subject, timing: transitions.Timing
-) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
+    subject: decisions.Subject, timing: decisions.Timing
+) -> decisions.Decision[results.Marked | results.AlreadySatisfied]:
     """Make a delayed execution ready once its time has come."""
     execution = subject.execution
     if situation_of(execution) not in RULES[Operation.PROMOTE].leads:
-        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_delayed"))
+        return decisions.Decision(answer=results.AlreadySatisfied(reason="not_delayed"))
     if execution.delay_until_ms is not None and execution.delay_until_ms > timing.now_ms:
-        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
-    after = transitions.change(
-        execution, timing.now_ms, **transitions.UNBLOCKED, delay_until_ms=None, awaits_child=False
+        return decisions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
+    after = decisions.change(
+        execution, timing.now_ms, **decisions.UNBLOCKED, delay_until_ms=None, awaits_child=False
     )
     answer = results.Marked(execution_id=execution.execution_id, public_state=after.public_state)
-    return transitions.Decision(answer=answer, changes=transitions.Changes(updates=(after,)))
+    return decisions.Decision(answer=answer, changes=decisions.Changes(updates=(after,)))
 
 
 def decide_attempt_timeout(
-    subject: transitions.Subject, timing: transitions.Timing
-) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
+    subject: decisions.Subject, timing: decisions.Timing
+) -> decisions.Decision[results.Marked | results.AlreadySatisfied]:
     """End an attempt that ran too long: a failure of class `timeout`, retried as such.
 
     With no retry left the execution expires.
     """
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
-        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_active"))
+        return decisions.Decision(answer=results.AlreadySatisfied(reason="not_active"))
     if execution.attempt_deadline_ms is None or execution.attempt_deadline_ms > timing.now_ms:
-        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
+        return decisions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
     delay_ms = policies.decide_retry(
         policies.parse_policy(execution.policy).retry_policy,
         retry_count=execution.retry_count,
@@ -265,25 +265,25 @@ def decide_attempt_timeout(
     failure = Failure(reason=policies.ATTEMPT_TIMEOUT, failure_class=FailureClass.TIMEOUT)
     retry = schedule_retry(subject, failure, timing.now_ms + delay_ms, timing.now_ms)
     answer = results.Marked(execution_id=execution.execution_id, public_state=PublicState.DELAYED)
-    return transitions.Decision(answer=answer, changes=retry.changes)
+    return decisions.Decision(answer=answer, changes=retry.changes)
 
 
 def decide_deadline(
-    subject: transitions.Subject, timing: transitions.Timing
-) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
+    subject: decisions.Subject, timing: decisions.Timing
+) -> decisions.Decision[results.Marked | results.AlreadySatisfied]:
     """End an execution whose deadline passed, whatever it was doing."""
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
-        return transitions.Decision(answer=results.AlreadySatisfied(reason="already_terminal"))
+        return decisions.Decision(answer=results.AlreadySatisfied(reason="already_terminal"))
     if execution.deadline_at_ms is None or execution.deadline_at_ms > timing.now_ms:
-        return transitions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
+        return decisions.Decision(answer=results.AlreadySatisfied(reason="not_yet_due"))
     return expire(subject, policies.EXECUTION_DEADLINE, timing)
 
 
 def expire(
-    subject: transitions.Subject, reason: str, timing: transitions.Timing
-) -> transitions.Decision[results.Marked | results.AlreadySatisfied]:
-    changes = transitions.finish(
+    subject: decisions.Subject, reason: str, timing: decisions.Timing
+) -> decisions.Decision[results.Marked | results.AlreadySatisfied]:
+    changes = decisions.finish(
         subject,
         TerminalOutcome.EXPIRED,
         timing.now_ms,
@@ -297,7 +297,7 @@ def expire(
     answer = results.Marked(
         execution_id=subject.execution.execution_id, public_state=PublicState.EXPIRED
     )
-    return transitions.Decision(answer=answer, changes=changes)
+    return decisions.Decision(answer=answer, changes=changes)
 
 
 # What people do to executions: cancel, reprioritise, replay -----------------
@@ -315,15 +315,15 @@ class CancelRequest(Struct, frozen=True, kw_only=True):
 
 
 def decide_cancel(
-    subject: transitions.Subject, request: CancelRequest, timing: transitions.Timing
-) -> transitions.Decision[results.Cancelled]:
+    subject: decisions.Subject, request: CancelRequest, timing: decisions.Timing
+) -> decisions.Decision[results.Cancelled]:
     """End the execution as cancelled, in any phase. Asking twice is safe."""
     execution = subject.execution
     answer = results.Cancelled(
         execution_id=execution.execution_id, public_state=PublicState.CANCELLED
     )
     if execution.terminal_outcome is TerminalOutcome.CANCELLED:
-        return transitions.Decision(answer=answer)
+        return decisions.Decision(answer=answer)
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise errors.InvalidInput(
             "execution_id",
@@ -335,16 +335,16 @@ def decide_cancel(
     # The epoch grows so that the holder is fenced at once.
     epoch = execution.lease_epoch + 1
     changes = _cancel(subject, request.reason, request.source, timing, epoch)
-    return transitions.Decision(answer=answer, changes=changes)
+    return decisions.Decision(answer=answer, changes=changes)
 
 
 def decide_cancel_waiting(
-    subject: transitions.Subject, reason: str, timing: transitions.Timing
-) -> transitions.Decision[results.Cancelled]:
+    subject: decisions.Subject, reason: str, timing: decisions.Timing
+) -> decisions.Decision[results.Cancelled]:
     """The same, except for executions that a worker has begun or that are suspended."""
     execution = subject.execution
     if execution.lifecycle_phase in (LifecyclePhase.ACTIVE, LifecyclePhase.SUSPENDED):
-        return transitions.Decision(
+        return decisions.Decision(
             answer=results.Cancelled(
                 execution_id=execution.execution_id, public_state=execution.public_state
             )
@@ -371,28 +371,28 @@ def _check_epoch(execution: Execution, request: CancelRequest) -> None:
 
 
 def decide_worker_cancel(
-    subject: transitions.Subject, fence: Fence, reason: str, timing: transitions.Timing
-) -> transitions.Decision[results.Cancelled]:
+    subject: decisions.Subject, fence: Fence, reason: str, timing: decisions.Timing
+) -> decisions.Decision[results.Cancelled]:
     """Cancel by the lease holder. The epoch stays, so a repeat is recognised."""
     execution = subject.execution
     answer = results.Cancelled(
         execution_id=execution.execution_id, public_state=PublicState.CANCELLED
     )
     if execution.terminal_outcome is TerminalOutcome.CANCELLED and repeats(execution, fence):
-        return transitions.Decision(answer=answer)
+        return decisions.Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms)
     changes = _cancel(subject, reason, "worker", timing, execution.lease_epoch)
-    return transitions.Decision(answer=answer, changes=changes)
+    return decisions.Decision(answer=answer, changes=changes)
 
 
 def _cancel(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     reason: str,
     source: str,
-    timing: transitions.Timing,
+    timing: decisions.Timing,
     lease_epoch: int,
-) -> transitions.Changes:
-    return transitions.finish(
+) -> decisions.Changes:
+    return decisions.finish(
         subject,
         TerminalOutcome.CANCELLED,
         timing.now_ms,
@@ -415,8 +415,8 @@ def clamp_priority(priority: object, field: str = "priority") -> int:
 
 
 def decide_change_priority(
-    subject: transitions.Subject, priority: int, any_runnable: bool, timing: transitions.Timing
-) -> transitions.Decision[results.Changed]:
+    subject: decisions.Subject, priority: int, any_runnable: bool, timing: decisions.Timing
+) -> decisions.Decision[results.Changed]:
     """Move an execution in its queue. By default only one that is waiting for a worker."""
     execution = subject.execution
     operation = Operation.REPRIORITISE_ANY if any_runnable else Operation.REPRIORITISE
@@ -426,24 +426,24 @@ def decide_change_priority(
             " for a worker can change its priority"
         )
     new_priority = clamp_priority(priority)
-    after = transitions.change(execution, timing.now_ms, priority=new_priority)
+    after = decisions.change(execution, timing.now_ms, priority=new_priority)
     details: dict[str, int | str] = {
         "old_priority": execution.priority,
         "new_priority": new_priority,
     }
     event = operator_event(after, "priority_changed", timing.now_ms, _json(details))
-    return transitions.Decision(
+    return decisions.Decision(
         answer=results.Changed(execution_id=execution.execution_id),
-        changes=transitions.Changes(updates=(after,), events=(event,)),
+        changes=decisions.Changes(updates=(after,), events=(event,)),
     )
 
 
 def decide_replay(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     reason: str | None,
     requested_by: str | None,
-    timing: transitions.Timing,
-) -> transitions.Decision[results.Replayed]:
+    timing: decisions.Timing,
+) -> decisions.Decision[results.Replayed]:
     """Run an ended execution again, as a new attempt; its history stays."""
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.TERMINAL:
@@ -456,16 +456,16 @@ def decide_replay(
             f"{execution.called} was replayed {execution.replay_count} times;"
             f" its policy allows {policy.max_replay_count}"
         )
-    after = transitions.change(
+    after = decisions.change(
         execution, timing.now_ms, **_replayed(execution, reason, requested_by, timing.now_ms)
     )
     event = operator_event(
         after, "replayed", timing.now_ms, _json({"branch": "normal", "groups_reset": 0})
     )
-    return transitions.Decision(
+    return decisions.Decision(
         answer=results.Replayed(public_state=after.public_state),
         # The attempt may have had no row so far, and follows from the execution no longer.
-        changes=transitions.Changes(
+        changes=decisions.Changes(
             updates=(after,) if subject.attempt is None else (after, subject.attempt),
             events=(event,),
         ),
@@ -483,7 +483,7 @@ _FORGOTTEN: Final = (
 
 def _replayed(
     execution: Execution, reason: str | None, requested_by: str | None, now_ms: int
-) -> dict[str, transitions.Field]:
+) -> dict[str, decisions.Field]:
     had_attempt = execution.total_attempt_count > 0
     return {
         **dict.fromkeys(_FORGOTTEN),
@@ -528,30 +528,30 @@ HANDED_BACK = "handed_back"
 
 
 def decide_hand_back(
-    subject: transitions.Subject, fence: Fence, reason: str, timing: transitions.Timing
-) -> transitions.Decision[results.HandedBack]:
+    subject: decisions.Subject, fence: Fence, reason: str, timing: decisions.Timing
+) -> decisions.Decision[results.HandedBack]:
     """Release the lease; the next claim starts a new attempt. Safe to repeat."""
     before = subject.execution
     if _repeated(before, fence):
-        return transitions.Decision(answer=results.HandedBack(execution_id=before.execution_id))
+        return decisions.Decision(answer=results.HandedBack(execution_id=before.execution_id))
     check_fence(subject, fence, timing.now_ms)
     why = f"{HANDED_BACK}: {reason}"
-    fields: dict[str, transitions.Field] = {
-        **transitions.NO_LEASE,
+    fields: dict[str, decisions.Field] = {
+        **decisions.NO_LEASE,
         **into(Situation.WAITING),
         "attempt_state": AttemptState.PENDING_RETRY_ATTEMPT,
         "current_attempt_id": None,
         "pending_retry_reason": why,
         "pending_previous_attempt_index": before.current_attempt_index,
     }
-    after = transitions.change(before, timing.now_ms, **fields)
-    attempts = transitions.end_attempt(
+    after = decisions.change(before, timing.now_ms, **fields)
+    attempts = decisions.end_attempt(
         subject.attempt, AttemptLifecycle.INTERRUPTED_RECLAIMED, timing.now_ms, why
     )
     event = lease_event(before, LeaseEventType.REVOKED, timing.now_ms, HANDED_BACK)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=results.HandedBack(execution_id=before.execution_id),
-        changes=transitions.Changes(updates=(after, *attempts), events=(event,)),
+        changes=decisions.Changes(updates=(after, *attempts), events=(event,)),
     )
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import transitions
+from flowfabric.core import decisions
 from flowfabric.core.bounds import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
 from flowfabric.core.checks import check_choice, check_int
 from flowfabric.core.events import Event, EventCategory
@@ -161,17 +161,17 @@ def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Executio
             prior_blocking_reason=execution.blocking_reason,
             prior_blocking_detail=execution.blocking_detail,
         )
-        return transitions.change(execution, now_ms, **HELD_BY_JOIN, join_pending=True), group
-    return transitions.change(execution, now_ms, join_pending=True), group
+        return decisions.change(execution, now_ms, **HELD_BY_JOIN, join_pending=True), group
+    return decisions.change(execution, now_ms, join_pending=True), group
 
 
 def release(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     group: EdgeGroup,
     inputs: Sequence[ExecutionInput],
-    timing: transitions.Timing,
+    timing: decisions.Timing,
     inputs_bytes_max: int,
-) -> transitions.Changes:
+) -> decisions.Changes:
     """What a fired group does to its downstream.
 
     One that has ended, or is about to be cancelled, is left alone. Any other gets its inputs now
@@ -179,7 +179,7 @@ def release(
     """
     execution = subject.execution
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL or execution.cancel_requested:
-        return transitions.NO_CHANGES
+        return decisions.NO_CHANGES
     if group.group_state is GroupState.IMPOSSIBLE:
         return _end(subject, TerminalOutcome.SKIPPED, DEPENDENCY_IMPOSSIBLE, timing)
     size = sum(len(each.value or b"") for each in inputs)
@@ -194,12 +194,12 @@ def release(
             " return where",
         )
     fields = _unblocked(execution, group, timing.now_ms) | _payload(inputs)
-    return transitions.Changes(
-        updates=(transitions.change(execution, timing.now_ms, **fields, join_pending=False),)
+    return decisions.Changes(
+        updates=(decisions.change(execution, timing.now_ms, **fields, join_pending=False),)
     )
 
 
-def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, transitions.Field]:
+def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, decisions.Field]:
     """The columns once the join no longer blocks: what held it back before, if anything."""
     if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
         return {}
@@ -207,7 +207,7 @@ def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str,
     delayed = prior is EligibilityState.NOT_ELIGIBLE_UNTIL_TIME
     due = execution.delay_until_ms is None or execution.delay_until_ms <= now_ms
     if prior in (None, EligibilityState.ELIGIBLE_NOW) or (delayed and due):
-        return {**transitions.UNBLOCKED, "delay_until_ms": None}
+        return {**decisions.UNBLOCKED, "delay_until_ms": None}
     return {
         "eligibility_state": prior,
         "blocking_reason": group.prior_blocking_reason,
@@ -215,7 +215,7 @@ def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str,
     }
 
 
-def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, transitions.Field]:
+def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, decisions.Field]:
     """The newest result that is meant to, as the new input payload."""
     passed = [each for each in inputs if each.replaces_payload and each.value is not None]
     if not passed:
@@ -225,15 +225,15 @@ def _payload(inputs: Sequence[ExecutionInput]) -> dict[str, transitions.Field]:
 
 
 def _end(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     outcome: TerminalOutcome,
     reason: str,
-    timing: transitions.Timing,
-    **fields: transitions.Field,
-) -> transitions.Changes:
+    timing: decisions.Timing,
+    **fields: decisions.Field,
+) -> decisions.Changes:
     """End an execution that cannot run any more; a worker that has it is fenced at once."""
     failed = outcome is TerminalOutcome.FAILED
-    return transitions.finish(
+    return decisions.finish(
         subject,
         outcome,
         timing.now_ms,
@@ -460,14 +460,14 @@ def uncount(
 
 
 def decide_member_replay(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     join: ReplayedJoin | None,
     reason: str | None,
     requested_by: str | None,
-    timing: transitions.Timing,
+    timing: decisions.Timing,
     *,
     inputs_bytes_max: int,
-) -> transitions.Decision[Replayed]:
+) -> decisions.Decision[Replayed]:
     """Like any replay, but a member with dependencies goes through its join again."""
     decision = decide_replay(subject, reason, requested_by, timing)
     if join is None:
@@ -479,20 +479,18 @@ def decide_member_replay(
         (event,) = decision.changes.events
         skipped = subject.execution.terminal_outcome is TerminalOutcome.SKIPPED
         details = {"branch": "skipped_flow_member" if skipped else "normal", "groups_reset": 1}
-        changes = transitions.Changes(
+        changes = decisions.Changes(
             updates=(held, *others, group, *join.reopened),
             events=(structs.replace(event, details=msgspec.json.encode(details).decode()),),
         )
-        return transitions.Decision(
-            answer=Replayed(public_state=held.public_state), changes=changes
-        )
+        return decisions.Decision(answer=Replayed(public_state=held.public_state), changes=changes)
     waiting = structs.replace(subject, execution=held)
     released = release(waiting, group, join.inputs, timing, inputs_bytes_max)
     free = released.updates[0]
     assert isinstance(free, Execution)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Replayed(public_state=free.public_state),
-        changes=transitions.combine([decision.changes, released]),
+        changes=decisions.combine([decision.changes, released]),
     )
 
 

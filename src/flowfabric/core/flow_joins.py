@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core.bounds import FLOW_EDGES_MAX, FLOW_MEMBERS_MAX
 from flowfabric.core.checks import check_choice, check_int, check_optional_text, check_text
+from flowfabric.core.decisions import change
 from flowfabric.core.flow_records import (
     Edge,
     EdgeGroup,
@@ -27,7 +28,6 @@ from flowfabric.core.flow_records import (
 from flowfabric.core.ids import EdgeId, ExecutionId, FlowId, Namespace, parse_uuid, uuid4_from
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState, TerminalOutcome
-from flowfabric.core.transitions import change
 
 # Join policies: when an execution that waits for others may run, or never can
 

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import states, transitions
+from flowfabric.core import decisions, states
 from flowfabric.core.checks import missing
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
@@ -143,7 +143,7 @@ class Where(Struct, frozen=True, kw_only=True):
     required: tuple[str, ...]
 
 
-def live_grant(subject: transitions.Subject, now_ms: int) -> StoredGrant | None:
+def live_grant(subject: decisions.Subject, now_ms: int) -> StoredGrant | None:
     """The grant that keeps the execution for its worker now."""
     grant = subject.grant
     until_ms = subject.execution.granted_until_ms
@@ -163,8 +163,8 @@ def check_lane(lane: Lane | None) -> None:
 
 
 def decide_grant(
-    subject: transitions.Subject, request: GrantRequest, *, place: Where, now_ms: int
-) -> transitions.Decision[StoredGrant]:
+    subject: decisions.Subject, request: GrantRequest, *, place: Where, now_ms: int
+) -> decisions.Decision[StoredGrant]:
     """Reserve a waiting execution. A live grant of another worker stands in the way.
 
     A worker that asks again gets the grant it has. A worker that lacks a capability is
@@ -176,49 +176,49 @@ def decide_grant(
         raise not_eligible(execution)
     old = _granted_before(subject, request.worker, now_ms)
     if old is not None:
-        return transitions.Decision(answer=old)
+        return decisions.Decision(answer=old)
     check_lane(place.lane)
     lacking = missing(place.required, request.offered)
     if lacking:
-        raise transitions.Refusal(
+        raise decisions.Refusal(
             errors.CapabilityMismatch(lacking), _note_mismatch(execution, now_ms)
         )
     return _grant(subject, GrantKind.CLAIM, request, now_ms)
 
 
 def decide_reclaim_grant(
-    subject: transitions.Subject, request: GrantRequest, *, place: Where, timing: transitions.Timing
-) -> transitions.Decision[StoredGrant | NotReclaimable | ReclaimCapExceeded]:
+    subject: decisions.Subject, request: GrantRequest, *, place: Where, timing: decisions.Timing
+) -> decisions.Decision[StoredGrant | NotReclaimable | ReclaimCapExceeded]:
     """Reserve an execution that has lost its lease; an unnoticed loss is recorded first."""
     execution_id = subject.execution.execution_id
     lost = _notice(subject, timing)
-    subject = transitions.advance(subject, lost)
+    subject = decisions.advance(subject, lost)
     execution = subject.execution
     if execution.lifecycle_phase is states.LifecyclePhase.TERMINAL and lost.updates:
         limit = reclaim_limit(parse_policy(execution.policy))
         if reclaims(execution) >= limit:
             exceeded = ReclaimCapExceeded(execution_id=execution_id, reclaim_count=limit)
-            return transitions.Decision(answer=exceeded, changes=lost)
+            return decisions.Decision(answer=exceeded, changes=lost)
     if not _reclaimable(execution):
         return _not_reclaimable(execution_id, "execution_not_reclaimable", lost)
     try:
         old = _granted_before(subject, request.worker, timing.now_ms)
         check_lane(place.lane)
     except errors.FlowFabricError as error:
-        raise transitions.Refusal(error, lost) from error
+        raise decisions.Refusal(error, lost) from error
     if old is not None:
-        return transitions.Decision(answer=old)
+        return decisions.Decision(answer=old)
     lacking = missing(place.required, request.offered)
     if lacking:
-        changes = transitions.combine((lost, _note_mismatch(execution, timing.now_ms)))
+        changes = decisions.combine((lost, _note_mismatch(execution, timing.now_ms)))
         detail = f"capability_mismatch: {','.join(lacking)}"
         return _not_reclaimable(execution_id, detail, changes)
     made = _grant(subject, GrantKind.RECLAIM, request, timing.now_ms)
-    return structs.replace(made, changes=transitions.combine((lost, made.changes)))
+    return structs.replace(made, changes=decisions.combine((lost, made.changes)))
 
 
 def _granted_before(
-    subject: transitions.Subject, worker: WorkerIdentity, now_ms: int
+    subject: decisions.Subject, worker: WorkerIdentity, now_ms: int
 ) -> StoredGrant | None:
     old = live_grant(subject, now_ms)
     if old is not None and old.worker_id != worker.worker_id:
@@ -227,8 +227,8 @@ def _granted_before(
 
 
 def _grant(
-    subject: transitions.Subject, kind: GrantKind, request: GrantRequest, now_ms: int
-) -> transitions.Decision[StoredGrant]:
+    subject: decisions.Subject, kind: GrantKind, request: GrantRequest, now_ms: int
+) -> decisions.Decision[StoredGrant]:
     execution = subject.execution
     grant = StoredGrant(
         partition_key=execution.partition_key,
@@ -241,25 +241,25 @@ def _grant(
         issued_at_ms=now_ms,
         expires_at_ms=now_ms + request.ttl_ms,
     )
-    kept = transitions.change(execution, now_ms, granted_until_ms=grant.expires_at_ms)
+    kept = decisions.change(execution, now_ms, granted_until_ms=grant.expires_at_ms)
     changes = (
-        transitions.Changes(inserts=(grant,), updates=(kept,))
+        decisions.Changes(inserts=(grant,), updates=(kept,))
         if subject.grant is None
-        else transitions.Changes(updates=(kept, grant))
+        else decisions.Changes(updates=(kept, grant))
     )
-    return transitions.Decision(answer=grant, changes=changes)
+    return decisions.Decision(answer=grant, changes=changes)
 
 
-def _note_mismatch(execution: Execution, now_ms: int) -> transitions.Changes:
-    after = transitions.change(execution, now_ms, last_capability_mismatch_at_ms=now_ms)
-    return transitions.Changes(updates=(after,))
+def _note_mismatch(execution: Execution, now_ms: int) -> decisions.Changes:
+    after = decisions.change(execution, now_ms, last_capability_mismatch_at_ms=now_ms)
+    return decisions.Changes(updates=(after,))
 
 
-def _notice(subject: transitions.Subject, timing: transitions.Timing) -> transitions.Changes:
+def _notice(subject: decisions.Subject, timing: decisions.Timing) -> decisions.Changes:
     execution = subject.execution
     leased = execution.ownership_state is states.OwnershipState.LEASED
     if not leased or not lease_is_dead(execution, timing.now_ms):
-        return transitions.NO_CHANGES
+        return decisions.NO_CHANGES
     return note_expired(subject, timing.now_ms)
 
 
@@ -270,26 +270,26 @@ def _reclaimable(execution: Execution) -> bool:
 
 
 def _not_reclaimable(
-    execution_id: ExecutionId, detail: str, changes: transitions.Changes = transitions.NO_CHANGES
-) -> transitions.Decision[NotReclaimable]:
+    execution_id: ExecutionId, detail: str, changes: decisions.Changes = decisions.NO_CHANGES
+) -> decisions.Decision[NotReclaimable]:
     answer = NotReclaimable(execution_id=execution_id, detail=detail)
-    return transitions.Decision(answer=answer, changes=changes)
+    return decisions.Decision(answer=answer, changes=changes)
 
 
 # Time -----------------------------------------------------------------------
 
 
-def decide_return(subject: transitions.Subject, now_ms: int) -> transitions.Decision[Marked | None]:
+def decide_return(subject: decisions.Subject, now_ms: int) -> decisions.Decision[Marked | None]:
     """Forget a grant that was not used in time: any worker may claim the execution again."""
     grant, execution = subject.grant, subject.execution
     if grant is None or grant.expires_at_ms >= now_ms:
-        return transitions.Decision(answer=None)
+        return decisions.Decision(answer=None)
     answer = Marked(execution_id=execution.execution_id, public_state=execution.public_state)
-    return transitions.Decision(answer=answer, changes=given_back(subject, now_ms))
+    return decisions.Decision(answer=answer, changes=given_back(subject, now_ms))
 
 
 def unused_starts(
-    subjects: Iterable[transitions.Subject], changes: transitions.Changes, now_ms: int
+    subjects: Iterable[decisions.Subject], changes: decisions.Changes, now_ms: int
 ) -> dict[GateId, list[int]]:
     """When each gate counted a start for a grant that expires unused with `changes`.
 
@@ -308,7 +308,7 @@ def unused_starts(
     return times
 
 
-def counted(changes: transitions.Changes, gate_ids: Iterable[GateId]) -> transitions.Changes:
+def counted(changes: decisions.Changes, gate_ids: Iterable[GateId]) -> decisions.Changes:
     """The same changes; their grant remembers the gates that counted its start."""
     counted_by = msgspec.json.encode(sorted(gate_ids)).decode()
 
@@ -321,13 +321,13 @@ def counted(changes: transitions.Changes, gate_ids: Iterable[GateId]) -> transit
     return structs.replace(changes, inserts=noted(changes.inserts), updates=noted(changes.updates))
 
 
-def given_back(subject: transitions.Subject, now_ms: int) -> transitions.Changes:
+def given_back(subject: decisions.Subject, now_ms: int) -> decisions.Changes:
     """The execution without its grant."""
     assert subject.grant is not None
     if subject.execution.granted_until_ms is None:
-        return transitions.Changes(deletes=(subject.grant,))
-    free = transitions.change(subject.execution, now_ms, granted_until_ms=None)
-    return transitions.Changes(updates=(free,), deletes=(subject.grant,))
+        return decisions.Changes(deletes=(subject.grant,))
+    free = decisions.change(subject.execution, now_ms, granted_until_ms=None)
+    return decisions.Changes(updates=(free,), deletes=(subject.grant,))
 
 
 # Using ----------------------------------------------------------------------
@@ -363,9 +363,9 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
             attempt_id=self.attempt_id or AttemptId(grant_id),
         )
 
-    def timers(self, now_ms: int) -> dict[str, transitions.Field]:
+    def timers(self, now_ms: int) -> dict[str, decisions.Field]:
         """The times that the claim sets."""
-        timeout_ms, timers = self.attempt_timeout_ms, dict[str, transitions.Field]()
+        timeout_ms, timers = self.attempt_timeout_ms, dict[str, decisions.Field]()
         if timeout_ms is not None:
             timers["attempt_deadline_ms"] = now_ms + timeout_ms if timeout_ms else None
         if self.deadline_at_ms is not None:
@@ -374,12 +374,12 @@ class GrantClaim(Struct, frozen=True, kw_only=True):
 
 
 def decide_claim_granted(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: transitions.Timing
-) -> transitions.Decision[Granted]:
+    subject: decisions.Subject, claim: GrantClaim, lane: Lane | None, timing: decisions.Timing
+) -> decisions.Decision[Granted]:
     """Turn a grant into a lease under which an attempt begins."""
     repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:
-        return transitions.Decision(answer=repeated)
+        return decisions.Decision(answer=repeated)
     execution = subject.execution
     check_leaseable(execution)
     check_lane_meant(execution, claim.lane_id)
@@ -392,12 +392,12 @@ def decide_claim_granted(
 
 
 def decide_claim_resumed(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: transitions.Timing
-) -> transitions.Decision[Granted]:
+    subject: decisions.Subject, claim: GrantClaim, lane: Lane | None, timing: decisions.Timing
+) -> decisions.Decision[Granted]:
     """Turn a grant into a lease under which the interrupted attempt continues."""
     repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:
-        return transitions.Decision(answer=repeated)
+        return decisions.Decision(answer=repeated)
     execution = subject.execution
     check_lane_meant(execution, claim.lane_id)
     if execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
@@ -413,8 +413,8 @@ def decide_claim_resumed(
 
 
 def _use(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, now_ms: int
-) -> transitions.Decision[Granted]:
+    subject: decisions.Subject, claim: GrantClaim, lane: Lane | None, now_ms: int
+) -> decisions.Decision[Granted]:
     """Turn the grant into a lease. On refusal it stays, unless its time is over."""
     grant = check_grant(subject, claim, GrantKind.CLAIM, now_ms)
     check_lane(lane)
@@ -422,12 +422,12 @@ def _use(
 
 
 def _lease(
-    subject: transitions.Subject, grant: StoredGrant, claim: GrantClaim, now_ms: int
-) -> transitions.Decision[Granted]:
-    fields: dict[str, transitions.Field] = {"granted_until_ms": None}
+    subject: decisions.Subject, grant: StoredGrant, claim: GrantClaim, now_ms: int
+) -> decisions.Decision[Granted]:
+    fields: dict[str, decisions.Field] = {"granted_until_ms": None}
     if claim.attempt_time_left_ms is not None:
         fields["attempt_time_left_ms"] = claim.attempt_time_left_ms or None
-    free = transitions.change(subject.execution, now_ms, **fields)
+    free = decisions.change(subject.execution, now_ms, **fields)
     decision = grant_lease(
         structs.replace(subject, execution=free),
         claim.worker,
@@ -440,7 +440,7 @@ def _lease(
 
 
 def check_grant(
-    subject: transitions.Subject, claim: GrantClaim, kind: GrantKind, now_ms: int
+    subject: decisions.Subject, claim: GrantClaim, kind: GrantKind, now_ms: int
 ) -> StoredGrant:
     """The grant the key stands for, if it may be used."""
     execution, key, worker_id = subject.execution, claim.key, claim.worker.worker_id
@@ -453,7 +453,7 @@ def check_grant(
             f"the grant of {execution.called} expired at {key.expires_at_ms}"
         )
         if held:
-            raise transitions.Refusal(late, given_back(subject, now_ms))
+            raise decisions.Refusal(late, given_back(subject, now_ms))
         raise late
     if grant is None or not held or execution.granted_until_ms != key.expires_at_ms:
         raise errors.InvalidClaimGrant(
@@ -480,7 +480,7 @@ def check_leaseable(execution: Execution) -> None:
         raise errors.ActiveAttemptExists(f"{execution.called} has a running attempt")
 
 
-def _repeated(subject: transitions.Subject, claim: GrantClaim, now_ms: int) -> Granted | None:
+def _repeated(subject: decisions.Subject, claim: GrantClaim, now_ms: int) -> Granted | None:
     """The lease this process got for this grant before, if it still holds it."""
     execution, attempt = subject.execution, subject.attempt
     if (
@@ -520,8 +520,8 @@ def _check_attempt_meant(field: str, index: int, claim: GrantClaim) -> None:
 
 
 def decide_reclaim(
-    subject: transitions.Subject, claim: GrantClaim, lane: Lane | None, timing: transitions.Timing
-) -> transitions.Decision[Granted | NotReclaimable | ReclaimCapExceeded | GrantNotFound]:
+    subject: decisions.Subject, claim: GrantClaim, lane: Lane | None, timing: decisions.Timing
+) -> decisions.Decision[Granted | NotReclaimable | ReclaimCapExceeded | GrantNotFound]:
     """Turn a grant into a lease under which a lost attempt is tried again.
 
     An execution that has lost its lease too often fails, but only when a grant
@@ -529,7 +529,7 @@ def decide_reclaim(
     """
     repeated = _repeated(subject, claim, timing.now_ms)
     if repeated is not None:
-        return transitions.Decision(answer=repeated)
+        return decisions.Decision(answer=repeated)
     execution, grant, worker_id = subject.execution, subject.grant, claim.worker.worker_id
     execution_id = execution.execution_id
     if not _reclaimable(execution):
@@ -545,19 +545,19 @@ def decide_reclaim(
         raise errors.InvalidInput("worker_id", problem, worker_id)
     try:
         grant = check_grant(subject, claim, GrantKind.RECLAIM, timing.now_ms)
-    except (transitions.Refusal, errors.Contention) as late:
+    except (decisions.Refusal, errors.Contention) as late:
         answer = exceeded if too_often else GrantNotFound(execution_id=execution_id)
-        noted = late.changes if isinstance(late, transitions.Refusal) else transitions.NO_CHANGES
-        return transitions.Decision(answer=answer, changes=noted)
+        noted = late.changes if isinstance(late, decisions.Refusal) else decisions.NO_CHANGES
+        return decisions.Decision(answer=answer, changes=noted)
     check_lane(lane)
     if too_often:
-        return transitions.Decision(answer=exceeded, changes=_give_up(subject, timing))
+        return decisions.Decision(answer=exceeded, changes=_give_up(subject, timing))
     return _lease(subject, grant, claim, timing.now_ms)
 
 
-def _give_up(subject: transitions.Subject, timing: transitions.Timing) -> transitions.Changes:
+def _give_up(subject: decisions.Subject, timing: decisions.Timing) -> decisions.Changes:
     reason = "max_reclaims_exceeded"
-    ended = transitions.finish(
+    ended = decisions.finish(
         subject,
         states.TerminalOutcome.FAILED,
         timing.now_ms,
@@ -576,14 +576,14 @@ OPERATOR: Final = "operator"
 
 
 def decide_grant_and_claim(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     ids: NewIds,
     lease_ttl_ms: int,
     *,
     lane: Lane | None,
     force: bool,
     now_ms: int,
-) -> transitions.Decision[Granted]:
+) -> decisions.Decision[Granted]:
     """Give a waiting execution to the operator who asks for it, whatever it requires.
 
     With `force`, a sleeping attempt is woken.
@@ -594,10 +594,10 @@ def decide_grant_and_claim(
     grant = live_grant(subject, now_ms)
     if grant is not None:
         raise errors.GrantAlreadyExists(f"{execution.called} is kept for {grant.worker_id}")
-    free = transitions.change(execution, now_ms, granted_until_ms=None)
+    free = decisions.change(execution, now_ms, granted_until_ms=None)
     if force and situation_of(free) in (Situation.PARKED, Situation.BLOCKED):
-        awake = {**transitions.UNBLOCKED, "delay_until_ms": None, "awaits_child": False}
-        free = transitions.change(free, now_ms, **awake)
+        awake = {**decisions.UNBLOCKED, "delay_until_ms": None, "awaits_child": False}
+        free = decisions.change(free, now_ms, **awake)
     if not free.ready:
         raise not_eligible(execution)
     check_lane(lane)
@@ -634,11 +634,11 @@ def check_gate_reason(field: str, reason: object) -> states.BlockingReason:
 
 
 def decide_keep_back(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     reason: states.BlockingReason,
     detail: str,
-    timing: transitions.Timing,
-) -> transitions.Decision[Blocked]:
+    timing: decisions.Timing,
+) -> decisions.Decision[Blocked]:
     """Keep a waiting execution from every worker. Whatever else it waits for comes first."""
     execution = subject.execution
     if execution.lifecycle_phase is states.LifecyclePhase.TERMINAL:
@@ -646,16 +646,16 @@ def decide_keep_back(
     waits = situation_of(execution) in (Situation.WAITING, Situation.RESUMABLE)
     if not (waits or _is_kept_back(execution)):
         raise not_eligible(execution)
-    kept = transitions.change(execution, timing.now_ms, **gated(reason, detail))
-    return transitions.Decision(
+    kept = decisions.change(execution, timing.now_ms, **gated(reason, detail))
+    return decisions.Decision(
         answer=Blocked(execution_id=execution.execution_id, reason=reason),
-        changes=transitions.Changes(updates=(kept,)),
+        changes=decisions.Changes(updates=(kept,)),
     )
 
 
 def decide_let_go(
-    subject: transitions.Subject, expected: states.BlockingReason | None, timing: transitions.Timing
-) -> transitions.Decision[Unblocked]:
+    subject: decisions.Subject, expected: states.BlockingReason | None, timing: decisions.Timing
+) -> decisions.Decision[Unblocked]:
     """Release an execution that was kept back, for the `expected` reason if there is one."""
     execution = subject.execution
     if not _is_kept_back(execution):
@@ -666,10 +666,10 @@ def decide_let_go(
         raise errors.ExecutionNotEligible(
             f"{execution.called} is kept back for {execution.blocking_reason}, not {expected}"
         )
-    free = transitions.change(execution, timing.now_ms, **transitions.UNBLOCKED)
-    return transitions.Decision(
+    free = decisions.change(execution, timing.now_ms, **decisions.UNBLOCKED)
+    return decisions.Decision(
         answer=Unblocked(execution_id=execution.execution_id),
-        changes=transitions.Changes(updates=(free,)),
+        changes=decisions.Changes(updates=(free,)),
     )
 
 

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import bounds, transitions
+from flowfabric.core import bounds, decisions
 from flowfabric.core.checks import check_int, check_text
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
@@ -73,7 +73,7 @@ def not_active(execution: Execution) -> errors.ExecutionNotActive:
     )
 
 
-def check_fence(subject: transitions.Subject, fence: Fence | None, now_ms: int) -> None:
+def check_fence(subject: decisions.Subject, fence: Fence | None, now_ms: int) -> None:
     """Raise unless `fence` is the live lease of an active execution.
 
     Without a fence (an operator acting for the worker) only the comparison is
@@ -85,7 +85,7 @@ def check_fence(subject: transitions.Subject, fence: Fence | None, now_ms: int) 
         # A holder that can still ask is alive.
         died = fence is None or fence.lease_id != subject.execution.lease_id
         changes = note_expired(subject, now_ms, died=died)
-        raise transitions.Refusal(error, changes) from error
+        raise decisions.Refusal(error, changes) from error
 
 
 def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
@@ -169,14 +169,14 @@ def lease_is_dead(execution: Execution, now_ms: int) -> bool:
 
 
 def decide_renew(
-    subject: transitions.Subject, fence: Fence, lease_ttl_ms: int, now_ms: int
-) -> transitions.Decision[Renewed]:
+    subject: decisions.Subject, fence: Fence, lease_ttl_ms: int, now_ms: int
+) -> decisions.Decision[Renewed]:
     """Extend the lease to `lease_ttl_ms` from now. The epoch stays."""
     check_fence(subject, fence, now_ms)
     renewed = _extended(subject.execution, lease_ttl_ms, now_ms)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Renewed(expires_at_ms=now_ms + lease_ttl_ms, lease_epoch=renewed.lease_epoch),
-        changes=transitions.Changes(
+        changes=decisions.Changes(
             updates=(renewed,), events=(lease_event(renewed, LeaseEventType.RENEWED, now_ms),)
         ),
     )
@@ -184,21 +184,21 @@ def decide_renew(
 
 def decide_hold(
     execution: Execution, fence: Fence, lease_ttl_ms: int, now_ms: int
-) -> transitions.Decision[Renewed]:
+) -> decisions.Decision[Renewed]:
     """Extend the lease inside the holder's own transaction, in which nobody else can touch it.
 
     It logs no event: readers of the log would wait for that transaction, however long.
     """
     check_holder(execution, fence, now_ms)
     held = _extended(execution, lease_ttl_ms, now_ms)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Renewed(expires_at_ms=now_ms + lease_ttl_ms, lease_epoch=held.lease_epoch),
-        changes=transitions.Changes(updates=(held,)),
+        changes=decisions.Changes(updates=(held,)),
     )
 
 
 def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution:
-    return transitions.change(
+    return decisions.change(
         execution,
         now_ms,
         lease_last_renewed_at_ms=now_ms,
@@ -210,8 +210,8 @@ def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution
 
 
 def decide_expire_lease(
-    subject: transitions.Subject, timing: transitions.Timing, *, waited_ms: int = 0
-) -> transitions.Decision[Marked | AlreadySatisfied]:
+    subject: decisions.Subject, timing: decisions.Timing, *, waited_ms: int = 0
+) -> decisions.Decision[Marked | AlreadySatisfied]:
     """Take the execution back from a worker that went quiet, if it really did.
 
     `waited_ms` is how long the database kept us waiting until now.
@@ -219,12 +219,12 @@ def decide_expire_lease(
     execution = subject.execution
     reason = _why_not_expirable(execution, timing.now_ms)
     if reason is not None:
-        return transitions.Decision(answer=AlreadySatisfied(reason=reason))
+        return decisions.Decision(answer=AlreadySatisfied(reason=reason))
     died = not _ended_in_an_outage(execution, timing.now_ms, waited_ms)
     changes = note_expired(subject, timing.now_ms, died=died)
     after = changes.updates[0]
     assert isinstance(after, Execution)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Marked(execution_id=execution.execution_id, public_state=after.public_state),
         changes=changes,
     )
@@ -252,16 +252,16 @@ def _ended_in_an_outage(execution: Execution, now_ms: int, waited_ms: int) -> bo
 
 
 def note_expired(
-    subject: transitions.Subject, now_ms: int, *, died: bool = True
-) -> transitions.Changes:
+    subject: decisions.Subject, now_ms: int, *, died: bool = True
+) -> decisions.Changes:
     """Write down that the lease expired; the lease's identity stays on the row for audit."""
     execution = subject.execution
     signs = subject.signs
     deaths = 0 if signs.stepped else max(0, execution.worker_deaths - signs.survivors)
     if execution.ownership_state in LOST_LEASE:
-        return transitions.Changes()
+        return decisions.Changes()
     event = lease_event(execution, LeaseEventType.EXPIRED, now_ms)
-    lost = transitions.change(
+    lost = decisions.change(
         execution,
         now_ms,
         **into(Situation.EXPIRED_LEASE, "lease expired, awaiting reclaim"),
@@ -272,66 +272,66 @@ def note_expired(
     return _capped(
         subject,
         lost,
-        event_changes=transitions.Changes(events=(event,)),
+        event_changes=decisions.Changes(events=(event,)),
         now_ms=now_ms,
     )
 
 
 def decide_revoke(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     *,
     expected_lease_id: str,
     worker_instance_id: str,
     reason: str,
     now_ms: int,
-) -> transitions.Decision[Revoked | AlreadySatisfied]:
+) -> decisions.Decision[Revoked | AlreadySatisfied]:
     """Take the lease away. The epoch grows, so the holder is fenced from this moment on."""
     execution = subject.execution
     if execution.lifecycle_phase is not LifecyclePhase.ACTIVE:
-        return transitions.Decision(answer=AlreadySatisfied(reason="no_active_lease"))
+        return decisions.Decision(answer=AlreadySatisfied(reason="no_active_lease"))
     if execution.ownership_state is OwnershipState.LEASE_REVOKED:
-        return transitions.Decision(answer=AlreadySatisfied(reason="already_revoked"))
+        return decisions.Decision(answer=AlreadySatisfied(reason="already_revoked"))
     if lease_is_dead(execution, now_ms):
-        return transitions.Decision(
+        return decisions.Decision(
             answer=AlreadySatisfied(reason="already_expired"),
             changes=note_expired(subject, now_ms),
         )
     assert execution.lease_id is not None
     if worker_instance_id and worker_instance_id != execution.worker_instance_id:
-        return transitions.Decision(answer=AlreadySatisfied(reason="different_worker_instance_id"))
+        return decisions.Decision(answer=AlreadySatisfied(reason="different_worker_instance_id"))
     if expected_lease_id and expected_lease_id != execution.lease_id:
-        return transitions.Decision(answer=AlreadySatisfied(reason="lease_id_mismatch"))
+        return decisions.Decision(answer=AlreadySatisfied(reason="lease_id_mismatch"))
     lost = _revoked(execution, reason, now_ms)
     event = lease_event(execution, LeaseEventType.REVOKED, now_ms, reason)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Revoked(lease_id=execution.lease_id, lease_epoch=lost.lease_epoch),
         changes=_capped(
             subject,
             lost,
-            event_changes=transitions.Changes(events=(event,)),
+            event_changes=decisions.Changes(events=(event,)),
             now_ms=now_ms,
         ),
     )
 
 
 def _revoked(execution: Execution, reason: str, now_ms: int) -> Execution:
-    fields: dict[str, transitions.Field] = {
-        **transitions.NO_LEASE,
+    fields: dict[str, decisions.Field] = {
+        **decisions.NO_LEASE,
         **into(Situation.REVOKED, f"lease revoked: {reason}"),
         "lease_epoch": execution.lease_epoch + 1,
         "lease_revoked_at_ms": now_ms,
         "lease_revoke_reason": reason,
     }
-    return transitions.change(execution, now_ms, **fields)
+    return decisions.change(execution, now_ms, **fields)
 
 
 def _capped(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     lost: Execution,
     *,
-    event_changes: transitions.Changes,
+    event_changes: decisions.Changes,
     now_ms: int,
-) -> transitions.Changes:
+) -> decisions.Changes:
     """The lost execution, or its end when it has been reclaimed too often.
 
     Decided here and not at the next claim, so that work which kills its workers
@@ -341,15 +341,15 @@ def _capped(
     if reason is None:
         # The attempt may have had no row so far; what follows must find one.
         attempt = () if subject.attempt is None else (subject.attempt,)
-        return transitions.Changes(updates=(lost, *attempt), events=event_changes.events)
-    ended = transitions.finish(
+        return decisions.Changes(updates=(lost, *attempt), events=event_changes.events)
+    ended = decisions.finish(
         structs.replace(subject, execution=lost),
         TerminalOutcome.FAILED,
         now_ms,
         attempt_end=AttemptLifecycle.INTERRUPTED_RECLAIMED,
         reason=reason,
         attempt_failure=reason,
-        fields={"failure_reason": reason, **transitions.final_lease(subject.execution)},
+        fields={"failure_reason": reason, **decisions.final_lease(subject.execution)},
     )
     return structs.replace(ended, events=event_changes.events + ended.events)
 
@@ -392,7 +392,7 @@ def on_last_chance(execution: Execution) -> bool:
 # A grant raises the epoch, so the previous holder is fenced from this moment
 # on. A paused attempt continues; a lost lease, a retry or a replay starts another.
 
-NO_TIMERS: Mapping[str, transitions.Field] = MappingProxyType({})
+NO_TIMERS: Mapping[str, decisions.Field] = MappingProxyType({})
 
 
 class WorkerIdentity(Struct, frozen=True, kw_only=True):
@@ -416,14 +416,14 @@ class Granted(Struct, frozen=True, kw_only=True):
 
 
 def grant_lease(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     worker: WorkerIdentity,
     lease_ttl_ms: int,
     ids: NewIds,
     now_ms: int,
     *,
-    timers: Mapping[str, transitions.Field] = NO_TIMERS,
-) -> transitions.Decision[Granted]:
+    timers: Mapping[str, decisions.Field] = NO_TIMERS,
+) -> decisions.Decision[Granted]:
     """Give a ready execution to `worker`.
 
     An interrupted attempt (delayed, suspended, waiting for children) continues
@@ -441,23 +441,23 @@ def grant_lease(
 
 
 def _start(
-    subject: transitions.Subject, lease: dict[str, transitions.Field], *, now_ms: int
-) -> transitions.Decision[Granted]:
+    subject: decisions.Subject, lease: dict[str, decisions.Field], *, now_ms: int
+) -> decisions.Decision[Granted]:
     before = subject.execution
-    leased = transitions.change(before, now_ms, **lease, worker_deaths=0)
+    leased = decisions.change(before, now_ms, **lease, worker_deaths=0)
     attempt = _new_attempt(before, leased, now_ms)
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms)
     # The first attempt follows from the execution; see `core.records`.
     stored = () if leased.lease_epoch == FIRST_EPOCH else (attempt,)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Granted(kind=HandleKind.FRESH, execution=leased, attempt=attempt),
-        changes=transitions.Changes(inserts=stored, updates=(leased,), events=(event,)),
+        changes=decisions.Changes(inserts=stored, updates=(leased,), events=(event,)),
     )
 
 
 def _reclaim(
-    subject: transitions.Subject, lease: dict[str, transitions.Field], *, now_ms: int
-) -> transitions.Decision[Granted]:
+    subject: decisions.Subject, lease: dict[str, decisions.Field], *, now_ms: int
+) -> decisions.Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
     expired = before.ownership_state is OwnershipState.LEASE_EXPIRED_RECLAIMABLE
@@ -469,7 +469,7 @@ def _reclaim(
         failure_reason=reason,
     )
     count = reclaims(before) + 1
-    leased = transitions.change(before, now_ms, **lease, lease_reclaim_count=count)
+    leased = decisions.change(before, now_ms, **lease, lease_reclaim_count=count)
     attempt = structs.replace(
         _new_attempt(before, leased, now_ms),
         attempt_type=AttemptType.RECLAIM,
@@ -477,24 +477,24 @@ def _reclaim(
         previous_attempt_index=before.current_attempt_index,
     )
     event = lease_event(leased, LeaseEventType.RECLAIMED, now_ms, reason)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Granted(kind=HandleKind.RECLAIMED, execution=leased, attempt=attempt),
-        changes=transitions.Changes(inserts=(attempt,), updates=(leased, ended), events=(event,)),
+        changes=decisions.Changes(inserts=(attempt,), updates=(leased, ended), events=(event,)),
     )
 
 
 def _resume(
-    subject: transitions.Subject, lease: dict[str, transitions.Field], *, now_ms: int
-) -> transitions.Decision[Granted]:
+    subject: decisions.Subject, lease: dict[str, decisions.Field], *, now_ms: int
+) -> decisions.Decision[Granted]:
     before = subject.execution
     assert subject.attempt is not None, "an interrupted execution has an attempt"
-    same_attempt: dict[str, transitions.Field] = {
+    same_attempt: dict[str, decisions.Field] = {
         "current_attempt_id": before.current_attempt_id,
         "current_attempt_index": before.current_attempt_index,
         "total_attempt_count": before.total_attempt_count,
         "attempt_deadline_ms": _deadline(now_ms, before.attempt_time_left_ms),
     }
-    leased = transitions.change(before, now_ms, **{**lease, **same_attempt})
+    leased = decisions.change(before, now_ms, **{**lease, **same_attempt})
     attempt = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.STARTED,
@@ -507,9 +507,9 @@ def _resume(
         worker_instance_id=leased.worker_instance_id,
     )
     event = lease_event(leased, LeaseEventType.ACQUIRED, now_ms, "claim_resumed")
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Granted(kind=HandleKind.RESUMED, execution=leased, attempt=attempt),
-        changes=transitions.Changes(updates=(leased, attempt), events=(event,)),
+        changes=decisions.Changes(updates=(leased, attempt), events=(event,)),
     )
 
 
@@ -519,10 +519,10 @@ def _deadline(now_ms: int, timeout_ms: int | None) -> int | None:
 
 def _lease(
     before: Execution, worker: WorkerIdentity, *, lease_ttl_ms: int, ids: NewIds, now_ms: int
-) -> dict[str, transitions.Field]:
+) -> dict[str, decisions.Field]:
     """The fields of `before` that a lease changes, and with it the next attempt."""
     return {
-        **transitions.NO_LEASE,
+        **decisions.NO_LEASE,
         **into(Situation.RUNNING),
         "lease_id": ids.lease_id,
         "lease_epoch": before.lease_epoch + 1,

@@ -14,14 +14,7 @@ from msgspec import structs
 
 from flowfabric.core import states
 from flowfabric.core.checks import and_more
-from flowfabric.core.events import LeaseEventType, lease_event
-from flowfabric.core.executions import repeats
-from flowfabric.core.ids import ExecutionId, partition_of
-from flowfabric.core.leases import Fence, check_fence
-from flowfabric.core.records import Execution, Waiter
-from flowfabric.core.results import Delayed, Marked, Moved
-from flowfabric.core.situations import RULES, Operation, Situation, into, situation_of
-from flowfabric.core.transitions import (
+from flowfabric.core.decisions import (
     NO_LEASE,
     UNBLOCKED,
     Changes,
@@ -31,6 +24,13 @@ from flowfabric.core.transitions import (
     Timing,
     change,
 )
+from flowfabric.core.events import LeaseEventType, lease_event
+from flowfabric.core.executions import repeats
+from flowfabric.core.ids import ExecutionId, partition_of
+from flowfabric.core.leases import Fence, check_fence
+from flowfabric.core.records import Execution, Waiter
+from flowfabric.core.results import Delayed, Marked, Moved
+from flowfabric.core.situations import RULES, Operation, Situation, into, situation_of
 from flowfabric.errors import NotFound
 
 WORKER_DELAY: Final = "worker_delay"

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric import errors
-from flowfabric.core import checks, records, states, transitions
+from flowfabric.core import checks, decisions, records, states
 from flowfabric.core.events import operator_event
 from flowfabric.core.ids import SignalId, WaitpointKey
 from flowfabric.core.policies import DURATION_MAX_MS
@@ -94,46 +94,46 @@ ExpireResult = SuspensionExpired | AlreadySatisfied
 
 
 def resume(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     reason: str,
     now_ms: int,
     *,
     delay_ms: int = 0,
     cause: str = "",
-    suspension_fields: Mapping[str, transitions.Field] = transitions.NOTHING_MORE,
-) -> transitions.Changes:
+    suspension_fields: Mapping[str, decisions.Field] = decisions.NOTHING_MORE,
+) -> decisions.Changes:
     """Close the open suspension and make the execution runnable, now or after a delay."""
     before, suspension = subject.execution, subject.suspension
     assert suspension is not None, "only a suspended execution resumes"
     own = tuple(w for w in subject.waitpoints if w.suspension_id == suspension.suspension_id)
     until_ms = now_ms + delay_ms
-    timed: dict[str, transitions.Field] = {
+    timed: dict[str, decisions.Field] = {
         **into(Situation.PARKED, f"resumes after {delay_ms} ms{cause}"),
         "blocking_reason": states.BlockingReason.WAITING_FOR_RESUME_DELAY,
         "delay_until_ms": until_ms,
     }
-    at_once: dict[str, transitions.Field] = {**into(Situation.RESUMABLE)}
-    after = transitions.change(
+    at_once: dict[str, decisions.Field] = {**into(Situation.RESUMABLE)}
+    after = decisions.change(
         before,
         now_ms,
         current_suspension_id=None,
         current_waitpoint_id=None,
         open_waitpoint_count=before.open_waitpoint_count - len(own),
         keeps_signals=before.keeps_signals
-        or (reason != RESUMED and transitions.got_signals(suspension)),
+        or (reason != RESUMED and decisions.got_signals(suspension)),
         **(timed if delay_ms else at_once),
     )
-    (closed,) = transitions.close_suspension(suspension, reason, now_ms)
+    (closed,) = decisions.close_suspension(suspension, reason, now_ms)
     closed = structs.replace(closed, **suspension_fields)
     satisfied_at_ms = now_ms if reason == RESUMED else None
     waitpoints = (
         structs.replace(waitpoint, satisfied_at_ms=satisfied_at_ms)
-        for waitpoint in transitions.close_waitpoints(own, reason, now_ms)
+        for waitpoint in decisions.close_waitpoints(own, reason, now_ms)
     )
-    return transitions.Changes(updates=(after, closed, *waitpoints))
+    return decisions.Changes(updates=(after, closed, *waitpoints))
 
 
-def check_suspended(subject: transitions.Subject) -> records.Suspension:
+def check_suspended(subject: decisions.Subject) -> records.Suspension:
     execution = subject.execution
     if (
         execution.lifecycle_phase is not states.LifecyclePhase.SUSPENDED
@@ -146,8 +146,8 @@ def check_suspended(subject: transitions.Subject) -> records.Suspension:
 
 
 def decide_resume(
-    subject: transitions.Subject, trigger: str, delay_ms: int, timing: transitions.Timing
-) -> transitions.Decision[Resumed]:
+    subject: decisions.Subject, trigger: str, delay_ms: int, timing: decisions.Timing
+) -> decisions.Decision[Resumed]:
     """Resume whatever the condition says."""
     suspension = check_suspended(subject)
     changes = resume(subject, f"resumed_by_{trigger}", timing.now_ms, delay_ms=delay_ms)
@@ -159,7 +159,7 @@ def decide_resume(
         "resume_delay_ms": delay_ms,
     }
     event = operator_event(after, "resumed", timing.now_ms, msgspec.json.encode(details).decode())
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Resumed(public_state=after.public_state),
         changes=structs.replace(changes, events=(event,)),
     )
@@ -169,19 +169,19 @@ def decide_resume(
 
 
 def decide_expire_suspension(
-    subject: transitions.Subject, signal_id: SignalId, timing: transitions.Timing
-) -> transitions.Decision[ExpireResult]:
+    subject: decisions.Subject, signal_id: SignalId, timing: decisions.Timing
+) -> decisions.Decision[ExpireResult]:
     """Apply the suspension's timeout behaviour, if its time is over.
 
     `signal_id` names the signal that tells a resumed worker of the timeout.
     """
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is not states.LifecyclePhase.SUSPENDED:
-        return transitions.Decision(answer=AlreadySatisfied(reason="not_suspended_cleaned"))
+        return decisions.Decision(answer=AlreadySatisfied(reason="not_suspended_cleaned"))
     if suspension is None:
-        return transitions.Decision(answer=AlreadySatisfied(reason="no_active_suspension_cleaned"))
+        return decisions.Decision(answer=AlreadySatisfied(reason="no_active_suspension_cleaned"))
     if suspension.timeout_at_ms is None or suspension.timeout_at_ms > timing.now_ms:
-        return transitions.Decision(answer=AlreadySatisfied(reason="not_yet_due"))
+        return decisions.Decision(answer=AlreadySatisfied(reason="not_yet_due"))
     behavior = suspension.timeout_behavior or records.TimeoutBehavior.FAIL
     match behavior:
         case records.TimeoutBehavior.AUTO_RESUME:
@@ -194,23 +194,21 @@ def decide_expire_suspension(
             changes = _end(subject, behavior, states.TerminalOutcome.CANCELLED, timing)
         case records.TimeoutBehavior.EXPIRE:
             changes = _end(subject, behavior, states.TerminalOutcome.EXPIRED, timing)
-    return transitions.Decision(
-        answer=SuspensionExpired(behavior_applied=behavior), changes=changes
-    )
+    return decisions.Decision(answer=SuspensionExpired(behavior_applied=behavior), changes=changes)
 
 
 def _end(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     behavior: records.TimeoutBehavior,
     outcome: states.TerminalOutcome,
-    timing: transitions.Timing,
-) -> transitions.Changes:
+    timing: decisions.Timing,
+) -> decisions.Changes:
     why = f"suspension_timeout:{behavior}"
     cancelled = outcome is states.TerminalOutcome.CANCELLED
-    fields: dict[str, transitions.Field] = {"failure_reason": why}
+    fields: dict[str, decisions.Field] = {"failure_reason": why}
     if cancelled:
         fields |= {"cancellation_reason": why, "cancelled_by": "suspension_timeout"}
-    return transitions.finish(
+    return decisions.finish(
         subject,
         outcome,
         timing.now_ms,
@@ -225,8 +223,8 @@ def _end(
 
 
 def _resume_by_timeout(
-    subject: transitions.Subject, suspension: records.Suspension, signal_id: SignalId, now_ms: int
-) -> transitions.Changes:
+    subject: decisions.Subject, suspension: records.Suspension, signal_id: SignalId, now_ms: int
+) -> decisions.Changes:
     before = subject.execution
     primary = next(
         (w for w in subject.waitpoints if w.waitpoint_id == suspension.waitpoint_id), None
@@ -261,10 +259,10 @@ def _resume_by_timeout(
 
 
 def _escalate(
-    subject: transitions.Subject, suspension: records.Suspension, now_ms: int
-) -> transitions.Changes:
+    subject: decisions.Subject, suspension: records.Suspension, now_ms: int
+) -> decisions.Changes:
     """Hand the pause over to people: it stays open, and no longer ends by itself."""
-    after = transitions.change(
+    after = decisions.change(
         subject.execution,
         now_ms,
         blocking_reason=states.BlockingReason.PAUSED_BY_OPERATOR,
@@ -281,29 +279,29 @@ def _escalate(
         for waitpoint in subject.waitpoints
         if waitpoint.suspension_id == suspension.suspension_id
     )
-    return transitions.Changes(updates=(after, escalated, *kept))
+    return decisions.Changes(updates=(after, escalated, *kept))
 
 
 def decide_expire_waitpoints(
-    subject: transitions.Subject, timing: transitions.Timing
-) -> transitions.Decision[WaitpointsClosed]:
+    subject: decisions.Subject, timing: decisions.Timing
+) -> decisions.Decision[WaitpointsClosed]:
     """Close the pending waitpoints that no suspension took over in time."""
     expired = [w for w in subject.waitpoints if is_expired(w, timing.now_ms)]
     return _close(subject, expired, NEVER_COMMITTED, timing.now_ms)
 
 
 def decide_close_waitpoint(
-    subject: transitions.Subject,
+    subject: decisions.Subject,
     waitpoint: records.Waitpoint | None,
     reason: str,
     administrative: bool,
     now_ms: int,
-) -> transitions.Decision[WaitpointsClosed]:
+) -> decisions.Decision[WaitpointsClosed]:
     """Close one waitpoint to further signals. This never wakes the execution."""
     if waitpoint is None:
         raise errors.WaitpointNotFound("there is no such waitpoint")
     if waitpoint.state is records.WaitpointState.CLOSED:
-        return transitions.Decision(answer=WaitpointsClosed(closed=0))
+        return decisions.Decision(answer=WaitpointsClosed(closed=0))
     if waitpoint.state is records.WaitpointState.ACTIVE and not administrative:
         raise errors.WaitpointNotOpen(
             f"waitpoint {waitpoint.waitpoint_id} belongs to an open suspension:"
@@ -313,17 +311,17 @@ def decide_close_waitpoint(
 
 
 def _close(
-    subject: transitions.Subject, waitpoints: list[records.Waitpoint], reason: str, now_ms: int
-) -> transitions.Decision[WaitpointsClosed]:
+    subject: decisions.Subject, waitpoints: list[records.Waitpoint], reason: str, now_ms: int
+) -> decisions.Decision[WaitpointsClosed]:
     if not waitpoints:
-        return transitions.Decision(answer=WaitpointsClosed(closed=0))
+        return decisions.Decision(answer=WaitpointsClosed(closed=0))
     before = subject.execution
-    after = transitions.change(
+    after = decisions.change(
         before, now_ms, open_waitpoint_count=before.open_waitpoint_count - len(waitpoints)
     )
-    return transitions.Decision(
+    return decisions.Decision(
         answer=WaitpointsClosed(closed=len(waitpoints)),
-        changes=transitions.Changes(
-            updates=(after, *transitions.close_waitpoints(waitpoints, reason, now_ms))
+        changes=decisions.Changes(
+            updates=(after, *decisions.close_waitpoints(waitpoints, reason, now_ms))
         ),
     )

@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, checks, conditions, ids
+from flowfabric.core.decisions import Changes, Decision, Subject, Timing, change
 from flowfabric.core.events import Event, EventCategory, event_about
 from flowfabric.core.policies import DEFAULT_POLICY, parse_policy
 from flowfabric.core.records import (
@@ -31,7 +32,6 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.resumption import NORMAL, RESUMED, resume, stored_policy
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.transitions import Changes, Decision, Subject, Timing, change
 from flowfabric.core.waitpoints import is_expired
 
 DEDUPED: Final = "deduped"

@@ -410,7 +410,7 @@ def _set_aside(execution: Execution) -> Situation:
 #
 # There is one rule for every way to ready. An operation that creates, retries, delays,
 # resumes, reclaims, hands back, wakes, replays or promotes an execution says what its own reason to
-# wait is, if any; `transitions.change` then asks here. So an execution whose join is open is
+# wait is, if any; `decisions.change` then asks here. So an execution whose join is open is
 # never ready, whichever way it came.
 #
 # Two facts of the row stand for what other rows say: `join_pending` for the edges into the

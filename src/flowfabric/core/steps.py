@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
+from flowfabric.core.decisions import Changes, Decision, Subject, Timing
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Step, StepKind, view_of
-from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 
 
 class NewStep(Struct, frozen=True, kw_only=True, gc=False):

@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, checks, conditions, records
+from flowfabric.core.decisions import Changes, Decision, Subject, Timing, change
 from flowfabric.core.executions import repeats
 from flowfabric.core.ids import SignalId, SuspensionId, WaitpointId, parse_uuid
 from flowfabric.core.leases import Fence, check_fence
@@ -24,7 +25,6 @@ from flowfabric.core.policies import DURATION_MAX_MS, parse_policy
 from flowfabric.core.resumption import NORMAL, RESUMED, ResumePolicy, check_resume_policy
 from flowfabric.core.situations import Situation, into
 from flowfabric.core.states import BlockingReason, LifecyclePhase
-from flowfabric.core.transitions import Changes, Decision, Subject, Timing, change
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
     SuspensionDetails,

@@ -11,9 +11,9 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import bounds, conditions, ids
 from flowfabric.core.checks import check_bool, check_name
+from flowfabric.core.decisions import NO_CHANGES, Changes, Decision, Subject, Timing, change
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.records import Execution, HmacKey, Suspension, Waitpoint, WaitpointState
-from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, Timing, change
 
 # The waitpoints a suspension requests, checked before looking at the execution
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 import msgspec
 from msgspec import Struct, structs
 
-from flowfabric.core import bounds, transitions
+from flowfabric.core import bounds, decisions
 from flowfabric.core.checks import check_int, check_list, check_name, split_kind
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId, parse_lane_id
 from flowfabric.core.leases import WorkerIdentity
@@ -164,7 +164,7 @@ def is_live(worker: RegisteredWorker, now_ms: int) -> bool:
 
 def decide_register(
     before: RegisteredWorker | None, offer: Offer, now_ms: int
-) -> transitions.Decision[Registered | Refreshed]:
+) -> decisions.Decision[Registered | Refreshed]:
     """Note what a worker serves. One instance belongs to one pool as long as it lives."""
     known = before is not None and is_live(before, now_ms)
     if before is not None and known and before.worker_id != offer.worker.worker_id:
@@ -188,24 +188,24 @@ def decide_register(
     )
     kind: type[Registered | Refreshed] = Refreshed if known else Registered
     changes = (
-        transitions.Changes(inserts=(worker,))
+        decisions.Changes(inserts=(worker,))
         if before is None
-        else transitions.Changes(updates=(worker,))
+        else decisions.Changes(updates=(worker,))
     )
-    return transitions.Decision(answer=kind(expires_at_ms=worker.expires_at_ms), changes=changes)
+    return decisions.Decision(answer=kind(expires_at_ms=worker.expires_at_ms), changes=changes)
 
 
 def decide_heartbeat(
     before: RegisteredWorker | None, now_ms: int
-) -> transitions.Decision[Refreshed | NotRegistered]:
+) -> decisions.Decision[Refreshed | NotRegistered]:
     """Extend a worker's life. One that was silent for too long has to register again."""
     if before is None or not is_live(before, now_ms):
-        return transitions.Decision(answer=NotRegistered())
+        return decisions.Decision(answer=NotRegistered())
     expires_at_ms = now_ms + before.liveness_ttl_ms
     alive = structs.replace(before, last_heartbeat_ms=now_ms, expires_at_ms=expires_at_ms)
-    return transitions.Decision(
+    return decisions.Decision(
         answer=Refreshed(expires_at_ms=expires_at_ms),
-        changes=transitions.Changes(updates=(alive,)),
+        changes=decisions.Changes(updates=(alive,)),
     )
 
 

@@ -9,7 +9,7 @@ from flowfabric.core import api_tokens as rules
 from flowfabric.core.api_tokens import ApiToken
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.engine import paging, shell
 from flowfabric.errors import NotFound
 from flowfabric.store.base import Reader, Transaction

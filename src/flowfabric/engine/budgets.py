@@ -23,12 +23,12 @@ from flowfabric.core.budgets import (
     HardBreach,
 )
 from flowfabric.core.checks import check_int, check_list, optional
+from flowfabric.core.decisions import Changes, Decision, Subject, Timing
 from flowfabric.core.executions import decide_cancel_waiting
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import FailureClass
-from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.engine import gates, paging
 from flowfabric.engine.executions import Executions, FailureReport
 from flowfabric.engine.flow_operators import FlowOperators

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from flowfabric.core import flow_records, results
+from flowfabric.core.decisions import combine
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import FlowId, partition_of, uuid_of
-from flowfabric.core.transitions import combine
 from flowfabric.engine import flow_queue, shell, topics
 from flowfabric.engine.executions import Completion, HeldCompletion, completion_ask
 from flowfabric.engine.flow_endings import FEW, FlowEndings

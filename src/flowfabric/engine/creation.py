@@ -26,6 +26,7 @@ from flowfabric import errors
 from flowfabric.core import creation
 from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
 from flowfabric.core.checks import and_more, check_int, check_json, check_list
+from flowfabric.core.decisions import Changes
 from flowfabric.core.events import tag_events, tag_rows
 from flowfabric.core.ids import (
     ExecutionId,
@@ -38,7 +39,6 @@ from flowfabric.core.parking import new_waiter
 from flowfabric.core.records import Execution, IdempotencyGuard, Lane
 from flowfabric.core.results import Created, CreateResult, Duplicate
 from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
-from flowfabric.core.transitions import Changes
 from flowfabric.engine import routes, shell, topics
 from flowfabric.store.base import Key, Parameter, Reader, Transaction, UniqueViolation, drive
 from flowfabric.store.caller_connections import OnConnection

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from flowfabric.core import ids, workers
+from flowfabric.core.decisions import SignsOfLife
 from flowfabric.core.leases import LEASE_EXPIRED
 from flowfabric.core.records import Attempt, Execution
-from flowfabric.core.transitions import SignsOfLife
 from flowfabric.core.workers import RegisteredWorker
 from flowfabric.store.base import Key, Transaction
 

@@ -9,12 +9,12 @@ from msgspec import Struct, structs
 from flowfabric.core import checks, ids
 from flowfabric.core.bounds import BATCH_MAX, JOIN_EDGES_MAX, PAGE_MAX
 from flowfabric.core.creation import new_tags
+from flowfabric.core.decisions import Changes, change
 from flowfabric.core.events import check_category, tag_events
 from flowfabric.core.policies import in_words
 from flowfabric.core.records import Execution, ExecutionTag, Step
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import recoded
-from flowfabric.core.transitions import Changes, change
 from flowfabric.core.views import ChildView, ExecutionDetails, details, step_view
 from flowfabric.engine import paging
 from flowfabric.engine.creation import namespaces_of

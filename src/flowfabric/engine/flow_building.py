@@ -14,6 +14,7 @@ from flowfabric import errors
 from flowfabric.core import checks, flow_joins, results
 from flowfabric.core.bounds import BATCH_MAX, EDGE_APPLY_AFTER_MS, JOIN_EDGES_MAX, SWEEP_BATCH
 from flowfabric.core.creation import Checked, NewExecution
+from flowfabric.core.decisions import Changes
 from flowfabric.core.flow_endings import Ending, block
 from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
 from flowfabric.core.ids import (
@@ -26,7 +27,6 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.core.transitions import Changes
 from flowfabric.core.views import edge_snapshot
 from flowfabric.engine import shell
 from flowfabric.engine.creation import CreateBody

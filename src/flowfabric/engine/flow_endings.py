@@ -15,11 +15,11 @@ from msgspec import Struct, structs
 
 from flowfabric.core import bounds, flow_endings, flow_records, results
 from flowfabric.core.checks import check_int
+from flowfabric.core.decisions import NO_CHANGES, Changes, combine
 from flowfabric.core.flow_joins import is_spared, recounted
 from flowfabric.core.ids import ExecutionId, FlowId, uuid_of
 from flowfabric.core.records import Execution, Waiter
 from flowfabric.core.states import TerminalOutcome
-from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from flowfabric.engine import flow_queue, shell, topics
 from flowfabric.engine.flows import (
     TROUBLE,

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import bounds, flow_endings, results
 from flowfabric.core.checks import check_int, check_list, check_optional_text, check_reason
+from flowfabric.core.decisions import Changes, Subject, Timing, combine
 from flowfabric.core.executions import CancelRequest, decide_cancel, decide_cancel_waiting
 from flowfabric.core.flow_joins import SIBLING_REASONS
 from flowfabric.core.flow_records import (
@@ -29,7 +30,6 @@ from flowfabric.core.flow_records import (
 from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
 from flowfabric.core.records import Execution
 from flowfabric.core.states import TERMINAL_STATES, LifecyclePhase, PublicState
-from flowfabric.core.transitions import Changes, Subject, Timing, combine
 from flowfabric.engine import reads, shell, topics
 from flowfabric.engine.flows import TROUBLE, FlowGroup, endings_of, forget, forgotten, inputs_of
 from flowfabric.engine.reads import ExecutionFilter, check_filter, select_matching

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from flowfabric.core import flow_records
+from flowfabric.core.decisions import Subject
 from flowfabric.core.flow_endings import Ending
 from flowfabric.core.flow_joins import count_endings, is_spared, with_last_end
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Execution, runs_first_attempt
-from flowfabric.core.transitions import Subject
 from flowfabric.store.base import Joined, Transaction
 
 FLOWS_PER_BATCH = 64

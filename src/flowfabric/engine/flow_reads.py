@@ -9,10 +9,10 @@ from flowfabric.core import flow_joins, ids, views
 from flowfabric.core.bounds import FLOW_EDGES_MAX, PAGE_MAX
 from flowfabric.core.changed_code import blocked_by_code
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
+from flowfabric.core.decisions import Changes
 from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
-from flowfabric.core.transitions import Changes
 from flowfabric.engine.flows import FlowGroup, check_edge_id, inputs_of, member_counts
 from flowfabric.engine.paging import cut
 from flowfabric.engine.reads import tags_of_many

@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import flow_joins
+from flowfabric.core.decisions import NO_CHANGES, Changes, Subject, combine, held_until_ms
 from flowfabric.core.flow_endings import Ending, Resolution, release, resolve_edges
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
 from flowfabric.core.ids import (
@@ -27,7 +28,6 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
-from flowfabric.core.transitions import NO_CHANGES, Changes, Subject, combine, held_until_ms
 from flowfabric.engine import shell, topics
 from flowfabric.engine.executions import Executions
 from flowfabric.engine.operators import trim_executions

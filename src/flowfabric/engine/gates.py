@@ -21,6 +21,7 @@ from flowfabric.core import gates
 from flowfabric.core.bounds import GATED_ROUTES_MAX
 from flowfabric.core.budgets import Budget, describe_closed, reached_namespace
 from flowfabric.core.checks import split_kind
+from flowfabric.core.decisions import Changes
 from flowfabric.core.diagnosis import held_up_by_limits
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.ids import (
@@ -37,7 +38,6 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.states import AttemptType
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import Conflict, Corruption, InvalidInput, NotFound, RetryExhausted
 from flowfabric.store.base import HintListener, Key, Parameter, Reader, Store, Transaction
 from flowfabric.store.mapping import answers_of

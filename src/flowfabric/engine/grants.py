@@ -26,6 +26,7 @@ from flowfabric.core.checks import (
     check_optional_time,
     optional,
 )
+from flowfabric.core.decisions import NO_CHANGES, Changes, Decision, Subject, Timing, combine
 from flowfabric.core.gates import Gate
 from flowfabric.core.ids import (
     ExecutionId,
@@ -39,7 +40,6 @@ from flowfabric.core.leases import Granted, check_ttl
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import Execution, GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
-from flowfabric.core.transitions import NO_CHANGES, Changes, Decision, Subject, Timing, combine
 from flowfabric.engine import gates, leases, shell, topics
 from flowfabric.engine.executions import Executions
 from flowfabric.engine.keeping_back import find_kept_back, let_go

@@ -10,10 +10,10 @@ from functools import partial
 from flowfabric.core import bounds
 from flowfabric.core import grants as rules
 from flowfabric.core.checks import check_optional_text, optional
+from flowfabric.core.decisions import Decision, Subject, Timing
 from flowfabric.core.ids import ExecutionId, parse_lane_id
 from flowfabric.core.results import Blocked, Unblocked
 from flowfabric.core.states import BlockingReason
-from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.engine import shell
 from flowfabric.engine.gates import ClaimQuery
 from flowfabric.engine.shell import Ask, Shell

@@ -10,10 +10,10 @@ from msgspec import Struct, structs
 
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_text
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import LaneId, parse_lane_id
 from flowfabric.core.records import Lane
 from flowfabric.core.states import LaneState, PublicState
-from flowfabric.core.transitions import Changes
 from flowfabric.core.views import stored_lane_id
 from flowfabric.engine import paging, routes, shell, topics
 from flowfabric.errors import NotFound

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
 from flowfabric.core.checks import check_int, check_list, check_offered, optional
+from flowfabric.core.decisions import Decision, Subject, Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     AttemptId,
@@ -45,7 +46,6 @@ from flowfabric.core.leases import (
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed, Renewed
-from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import shell, topics
 from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, ClaimRow, GatedClaims

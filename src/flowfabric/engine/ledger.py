@@ -31,9 +31,9 @@ from flowfabric.core.budgets import (
     UsageCounted,
 )
 from flowfabric.core.checks import check_bool, check_text
+from flowfabric.core.decisions import NO_CHANGES, Changes, combine
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import NO_CHANGES, Changes, combine
 from flowfabric.engine import gates
 from flowfabric.engine.shell import Shell, execution_key, id_columns
 from flowfabric.engine.topics import DUE_TOPIC, EVENT_TOPIC

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 from flowfabric.core import gates
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_list, check_name, optional
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import (
     GateId,
     Namespace,
@@ -24,7 +25,6 @@ from flowfabric.core.ids import (
 from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.states import TERMINAL_STATES
-from flowfabric.core.transitions import Changes
 from flowfabric.engine import paging, shell
 from flowfabric.engine.gates import (
     GATES_TOPIC,

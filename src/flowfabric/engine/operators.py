@@ -19,10 +19,10 @@ from flowfabric.core import (
     results,
     steps,
 )
+from flowfabric.core.decisions import Decision, Subject, Timing
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, DURATION_MAX_MS, EXECUTION_DEADLINE
 from flowfabric.core.records import Step
-from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.engine.shell import Ask, Group, Swept, execution_key, lock_subject
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from flowfabric.core import changed_code, checks, parking, results
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH, TEXT_BYTES_MAX
+from flowfabric.core.decisions import Changes, Timing, change, combine
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, parse_execution_id, partition_of
 from flowfabric.core.leases import Fence
 from flowfabric.core.records import Execution, Waiter
-from flowfabric.core.transitions import Changes, Timing, change, combine
 from flowfabric.engine import shell, topics
 from flowfabric.engine.shell import Swept
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound

@@ -15,11 +15,11 @@ from flowfabric.core import schedules as rules
 from flowfabric.core.bounds import BATCH_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_json, optional
 from flowfabric.core.creation import Checked
+from flowfabric.core.decisions import Changes
 from flowfabric.core.ids import parse_namespace
 from flowfabric.core.records import Lane
 from flowfabric.core.results import CreateResult
 from flowfabric.core.schedules import FiringPlan, Schedule, ScheduleDefinition
-from flowfabric.core.transitions import Changes
 from flowfabric.cron import recurrence_of
 from flowfabric.engine import paging
 from flowfabric.engine.creation import ACCEPTING, CreateBody, Creation, RouteForgotten

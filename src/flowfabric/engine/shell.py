@@ -16,7 +16,7 @@ from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 from msgspec import Struct
 
 from flowfabric.config import EngineConfig
-from flowfabric.core import ids, leases, records, transitions
+from flowfabric.core import decisions, ids, leases, records
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_int
 from flowfabric.core.events import ScannerFilter, check_scanner_filter
@@ -39,8 +39,8 @@ P = ParamSpec("P")
 
 ReadRows = Callable[[base.Unlocked], Awaitable[V | None]]
 LockRows = Callable[[base.Transaction], Awaitable[V]]
-DecideOn = Callable[[V, transitions.Timing], transitions.Decision[T]]
-DecideFenced = Callable[[transitions.Subject, F, transitions.Timing], transitions.Decision[T]]
+DecideOn = Callable[[V, decisions.Timing], decisions.Decision[T]]
+DecideFenced = Callable[[decisions.Subject, F, decisions.Timing], decisions.Decision[T]]
 """A rule for the holder of a lease, or for a caller that names one."""
 
 
@@ -48,7 +48,7 @@ class Ask(Struct, Generic[T], frozen=True):
     """One decision to be made about one execution."""
 
     execution_id: ids.ExecutionId
-    decide: DecideOn[transitions.Subject, T]
+    decide: DecideOn[decisions.Subject, T]
 
 
 def held_ask(handle: Handle, decide: DecideFenced[leases.Fence, T]) -> Ask[T]:
@@ -117,9 +117,7 @@ class Shell(KnowsRoutes):
         (outcome,) = await self.decide_many([ask])
         return answered(outcome)
 
-    async def decide_about(
-        self, execution_id: object, decide: DecideOn[transitions.Subject, T]
-    ) -> T:
+    async def decide_about(self, execution_id: object, decide: DecideOn[decisions.Subject, T]) -> T:
         """The same about an execution that the caller names."""
         return await self.decide(Ask(self.check_execution_id(execution_id), decide))
 
@@ -145,8 +143,8 @@ class Shell(KnowsRoutes):
         leases.check_attempt_index(attempt_index)
 
         def decide_meant(
-            subject: transitions.Subject, timing: transitions.Timing
-        ) -> transitions.Decision[T]:
+            subject: decisions.Subject, timing: decisions.Timing
+        ) -> decisions.Decision[T]:
             leases.check_attempt_meant(subject.execution, attempt_index)
             return decide(subject, given, timing)
 
@@ -173,7 +171,7 @@ class Shell(KnowsRoutes):
         subjects = await lock_subjects(tx, {ask.execution_id for ask in asks})
         now_ms = await tx.now_ms()
         outcomes: list[T | FlowFabricError] = []
-        parts: list[transitions.Changes] = []
+        parts: list[decisions.Changes] = []
         for ask in asks:
             subject = subjects.get(ask.execution_id)
             if subject is None:
@@ -181,10 +179,10 @@ class Shell(KnowsRoutes):
                 continue
             made = decided(ask.decide, subject, self.timing(now_ms))
             outcomes.append(made.outcome)
-            if made.changes is not transitions.NO_CHANGES:
+            if made.changes is not decisions.NO_CHANGES:
                 parts.append(made.changes)
-                subjects[ask.execution_id] = transitions.advance(subject, made.changes)
-        changes = transitions.combine(parts)
+                subjects[ask.execution_id] = decisions.advance(subject, made.changes)
+        changes = decisions.combine(parts)
         await tx.save(changes)
         hint_about(tx, changes, now_ms)
         return outcomes
@@ -227,7 +225,7 @@ class Shell(KnowsRoutes):
             loaded = await lock(tx)
             timing = self.timing(await tx.now_ms())
             made = decided(decide, loaded, timing)
-            if made.changes is not transitions.NO_CHANGES:
+            if made.changes is not decisions.NO_CHANGES:
                 await tx.save(made.changes)
                 hint_about(tx, made.changes, timing.now_ms)
             # A refusal is returned, not raised: what it leaves to write must be committed.
@@ -259,15 +257,15 @@ class Shell(KnowsRoutes):
         answer = await self.store.try_unlocked(body)
         return await self.decide_loaded(lock, decide) if answer is None else answer
 
-    def timing(self, now_ms: int) -> transitions.Timing:
-        return transitions.Timing(now_ms=now_ms, chance=random.random())
+    def timing(self, now_ms: int) -> decisions.Timing:
+        return decisions.Timing(now_ms=now_ms, chance=random.random())
 
     # Sweeping
 
     async def sweep(
         self,
         due: str,
-        decide: DecideOn[transitions.Subject, T],
+        decide: DecideOn[decisions.Subject, T],
         limit: int,
         only: ScannerFilter,
         *,
@@ -417,16 +415,16 @@ def lease_columns(handles: Sequence[Handle]) -> dict[str, base.Parameter]:
 
 class Decided(Struct, Generic[T], frozen=True):
     outcome: T | FlowFabricError
-    changes: transitions.Changes = transitions.NO_CHANGES
+    changes: decisions.Changes = decisions.NO_CHANGES
 
 
 def decided(
-    decide: Callable[P, transitions.Decision[T]], *args: P.args, **kwargs: P.kwargs
+    decide: Callable[P, decisions.Decision[T]], *args: P.args, **kwargs: P.kwargs
 ) -> Decided[T]:
     """The outcome of a decision about these rows, or its refusal."""
     try:
         decision = decide(*args, **kwargs)
-    except transitions.Refusal as refusal:
+    except decisions.Refusal as refusal:
         return Decided(refusal.error, refusal.changes)
     except FlowFabricError as error:
         return Decided(error)
@@ -463,7 +461,7 @@ def id_columns(execution_ids: Collection[ids.ExecutionId]) -> dict[str, base.Par
 
 async def lock_subjects(
     tx: base.Transaction, execution_ids: Iterable[ids.ExecutionId]
-) -> dict[ids.ExecutionId, transitions.Subject]:
+) -> dict[ids.ExecutionId, decisions.Subject]:
     """Lock executions with their current attempts; ids without a row are omitted."""
     executions = await tx.lock(records.Execution, [execution_key(i) for i in sorted(execution_ids)])
     hint_locked(tx, executions.values())
@@ -473,10 +471,10 @@ async def lock_subjects(
     grants = await tx.get(records.StoredGrant, granted)
     opened = await lock_open(tx, executions.values())
     return {
-        execution.execution_id: transitions.Subject(
+        execution.execution_id: decisions.Subject(
             execution=execution,
             attempt=attempts.get(execution.execution_id) or records.first_attempt(execution),
-            signs=signs.get(execution.execution_id, transitions.NO_SIGNS),
+            signs=signs.get(execution.execution_id, decisions.NO_SIGNS),
             grant=grants.get(key),
             suspension=opened.suspensions.get(execution.execution_id),
             waitpoints=opened.waitpoints.get(execution.execution_id, ()),
@@ -485,7 +483,7 @@ async def lock_subjects(
     }
 
 
-async def lock_subject(tx: base.Transaction, execution_id: ids.ExecutionId) -> transitions.Subject:
+async def lock_subject(tx: base.Transaction, execution_id: ids.ExecutionId) -> decisions.Subject:
     subject = (await lock_subjects(tx, [execution_id])).get(execution_id)
     if subject is None:
         raise NotFound("execution", execution_id)

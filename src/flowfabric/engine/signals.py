@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import conditions, ids, signals
 from flowfabric.core.checks import check_bool, check_name, check_text, optional
+from flowfabric.core.decisions import Decision, Subject, Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.records import (
     Execution,
@@ -36,7 +37,6 @@ from flowfabric.core.suspension import (
     decide_set_aside,
     decide_take,
 )
-from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.waitpoints import (
     BoundWaitpoint,
     WaitpointToken,

@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core import checks
 from flowfabric.core.bounds import BATCH_MAX, SWEEP_BATCH
+from flowfabric.core.decisions import Changes
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.journal import STEP_KEY_BYTES_MAX
@@ -42,7 +43,6 @@ from flowfabric.core.streams import (
     decide_append,
     decide_forget,
 )
-from flowfabric.core.transitions import Changes
 from flowfabric.engine import shell
 from flowfabric.errors import FlowFabricError, InvalidInput, RetentionLimitExceeded
 from flowfabric.store.base import Key, Transaction, UniqueViolation

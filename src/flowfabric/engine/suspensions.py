@@ -14,6 +14,7 @@ from flowfabric import errors
 from flowfabric.core import bounds, events, ids, policies, records, results, resumption
 from flowfabric.core.checks import check_int
 from flowfabric.core.conditions import Condition
+from flowfabric.core.decisions import Decision, Subject, Timing
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.leases import Fence, check_fence_given, compare_fence
 from flowfabric.core.resumption import ResumePolicy
@@ -26,7 +27,6 @@ from flowfabric.core.suspension import (
     may_repeat,
     with_pending,
 )
-from flowfabric.core.transitions import Decision, Subject, Timing
 from flowfabric.core.waitpoints import Binding, SuspensionDetails, details_of
 from flowfabric.engine import shell, waitpoint_keys
 from flowfabric.engine.reads import load_kept

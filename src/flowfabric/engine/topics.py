@@ -5,7 +5,7 @@ A hint only saves waiting. Everyone who listens also looks now and then without 
 
 from collections.abc import Iterable
 
-from flowfabric.core import transitions
+from flowfabric.core import decisions
 from flowfabric.core.events import EventCategory
 from flowfabric.core.flow_records import CompletionDispatch
 from flowfabric.core.records import Attempt, Execution, Suspension, Waitpoint, WaitpointState
@@ -55,7 +55,7 @@ def topics_after(
     return topics
 
 
-def hint_about(tx: base.Saving, changes: transitions.Changes, now_ms: int) -> None:
+def hint_about(tx: base.Saving, changes: decisions.Changes, now_ms: int) -> None:
     """Wake workers for what became ready, waiters for what ended, reconcilers for what is due."""
     topics: set[str] = set()
     if any(event.category is not EventCategory.LEASE for event in changes.events):

@@ -17,8 +17,8 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import waitpoints
 from flowfabric.core.bounds import ROTATION_GRACE_MS
+from flowfabric.core.decisions import Changes
 from flowfabric.core.records import HmacKey
-from flowfabric.core.transitions import Changes
 from flowfabric.engine import shell
 from flowfabric.store.base import Reader, Transaction
 

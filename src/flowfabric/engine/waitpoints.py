@@ -8,9 +8,9 @@ from msgspec import Struct, structs
 
 from flowfabric.core import bounds, events, ids, leases, records, resumption, waitpoints
 from flowfabric.core.checks import check_bool, check_int, check_name, check_text, optional
+from flowfabric.core.decisions import Changes, Decision, Subject, Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.steps import in_order, recoded
-from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.engine import paging, shell, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import CodecFailed, NotFound

@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from flowfabric.core import bounds, workers
 from flowfabric.core.checks import check_bool, check_int, optional
+from flowfabric.core.decisions import Changes, Decision, Subject, Timing
 from flowfabric.core.ids import ExecutionId, WorkerInstanceId, parse_namespace, parse_worker_id
 from flowfabric.core.leases import decide_revoke
 from flowfabric.core.records import Lane, view_of
 from flowfabric.core.results import AlreadySatisfied, Revoked
-from flowfabric.core.transitions import Changes, Decision, Subject, Timing
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
 from flowfabric.engine import paging, shell
 from flowfabric.engine.gates import ClaimQuery

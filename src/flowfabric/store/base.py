@@ -21,9 +21,9 @@ from typing import Protocol, Self, TypeVar, overload
 
 from msgspec import Struct
 
+from flowfabric.core.decisions import Changes, Place, place_of
 from flowfabric.core.events import LogEnd, StoredEvent
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import Changes, Place, place_of
 from flowfabric.errors import Bug
 
 R = TypeVar("R", bound=Record)

@@ -23,9 +23,9 @@ from msgspec import Struct, structs
 
 from flowfabric.core import ids, states
 from flowfabric.core.bounds import RETENTION_FAILED_MS, RETENTION_MS
+from flowfabric.core.decisions import NO_LEASE, Place, Writes, place_of
 from flowfabric.core.events import Cursor, Event, LogEnd, StoredEvent
 from flowfabric.core.records import Execution, Record
-from flowfabric.core.transitions import NO_LEASE, Place, Writes, place_of
 from flowfabric.errors import Corruption
 from flowfabric.store.base import EventPage, Key, Row, Value, tuples_of
 

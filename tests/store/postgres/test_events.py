@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from flowfabric.core.bounds import BATCH_MAX
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.store.base import EventPage, Transaction
 from flowfabric.store.mapping import WINDOW
 from flowfabric.store.postgres.events import WRITERS, EventLog

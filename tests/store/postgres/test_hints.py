@@ -10,7 +10,7 @@ import pytest
 from flowfabric import connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.errors import Transport
 from flowfabric.outages import statements_within

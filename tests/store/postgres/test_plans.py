@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 import pytest
 from msgspec import Struct, json
 
+from flowfabric.core.decisions import Changes
 from flowfabric.core.events import Event
 from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput
 from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, Suspension, Waitpoint
-from flowfabric.core.transitions import Changes
 from flowfabric.store.mapping import EndingRow, Live, RequestRow, table_of
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.pool import Connections

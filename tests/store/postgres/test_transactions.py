@@ -9,9 +9,9 @@ import asyncpg
 import pytest
 from msgspec import structs
 
+from flowfabric.core.decisions import Changes
 from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import (
     Bug,
     InvalidInput,

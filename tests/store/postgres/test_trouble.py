@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.errors import Transport
 from flowfabric.outages import is_outage
 from flowfabric.store.base import Transaction

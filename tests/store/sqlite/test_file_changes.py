@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.store.sqlite.store import SqliteStore
 from flowfabric.store.sqlite.watcher import FileChanges
 from tests.store.records import a_lane, save

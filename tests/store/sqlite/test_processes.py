@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from flowfabric.core.decisions import Changes
 from flowfabric.core.records import Execution
-from flowfabric.core.transitions import Changes
 from flowfabric.store.base import Reader
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import (
@@ -20,7 +20,7 @@ from tests.store.records import (
 INCREMENTS = """
 import asyncio, sys
 from msgspec import structs
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.core.records import Execution
 from flowfabric.store.sqlite.store import SqliteStore
 
@@ -43,7 +43,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 WRITES_FOREVER = """
 import asyncio, sys
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import an_event, an_execution, save
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from flowfabric.core.decisions import Changes
 from flowfabric.core.records import Lane
-from flowfabric.core.transitions import Changes
 from flowfabric.errors import Bug, Transport, Unavailable
 from flowfabric.store.base import Body, Reader, Transaction
 from flowfabric.store.sqlite import writer
@@ -269,7 +269,7 @@ async def test_a_file_that_is_no_database_is_refused(foreign_file: Path) -> None
 
 WRITES_UNTIL_THE_DISK_IS_FULL = """
 import asyncio, resource, signal, sys
-from flowfabric.core.transitions import Changes
+from flowfabric.core.decisions import Changes
 from flowfabric.errors import Transport
 from flowfabric.store.sqlite.store import SqliteStore
 from tests.store.records import an_execution, save

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from flowfabric.core.decisions import Changes, Place, place_of, writes_of
 from flowfabric.core.records import Execution, Record
-from flowfabric.core.transitions import Changes, Place, place_of, writes_of
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
 from flowfabric.store.base import Clock, Joined, Key, KnownRows, Parameter, Row, Value

@@ -13,9 +13,9 @@ from typing import Final, TypeGuard, TypeVar
 import msgspec
 from msgspec import Struct
 
+from flowfabric.core.decisions import Changes, writes_of
 from flowfabric.core.events import Event
 from flowfabric.core.records import Record
-from flowfabric.core.transitions import Changes, writes_of
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
 from flowfabric.store.base import (

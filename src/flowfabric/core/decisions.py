@@ -1,4 +1,4 @@
-"""How an execution's record changes, and how it ends: what operations decide, as data.
+"""What operations decide, as data: how an execution's record changes, and how it ends.
 
 `Subject` is what an operation locks before it decides: the execution, its
 current attempt, any claim grant, and what is open of suspension and waitpoints.

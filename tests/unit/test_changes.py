@@ -3,9 +3,9 @@
 import pytest
 from msgspec import structs
 
+from flowfabric.core.decisions import change, with_derived
 from flowfabric.core.situations import is_ready
 from flowfabric.core.states import LifecyclePhase, PublicState
-from flowfabric.core.transitions import change, with_derived
 from tests.unit.lives import LIVES, NOW_MS, Life, name_of, vector, waiting
 
 NOW = "runnable unowned eligible_now waiting_for_worker"
