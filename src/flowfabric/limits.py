@@ -27,13 +27,17 @@ from msgspec import Struct
 from flowfabric.core import gates
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import check_int, check_name
-from flowfabric.core.gates import (
+from flowfabric.core.gates import LimitUse
+from flowfabric.core.limits import (
+    AMOUNT_MAX,
+    WINDOW_MS_MAX,
     DeclaredLimit,
     LimitSource,
-    LimitUse,
     QuotaPolicy,
     QuotaSpec,
     WhileSuspended,
+    check_while_suspended,
+    declared_spec,
 )
 from flowfabric.core.policies import duration_ms, span
 from flowfabric.engine.limits import GateUse
@@ -61,9 +65,9 @@ def rate_of(field: str, rate: object) -> tuple[int, int]:
         window_ms = duration_ms(field, f"1{per}" if per.isalpha() else per)
     except InvalidInput:
         raise InvalidInput(field, _EXPECTED, rate) from None
-    check_int(field, count, 1, gates.AMOUNT_MAX)
-    if not 0 < window_ms <= gates.WINDOW_MS_MAX:
-        longest = span(gates.WINDOW_MS_MAX)
+    check_int(field, count, 1, AMOUNT_MAX)
+    if not 0 < window_ms <= WINDOW_MS_MAX:
+        longest = span(WINDOW_MS_MAX)
         raise InvalidInput(field, f"the window must be at most {longest}", rate)
     return count, window_ms
 
@@ -83,12 +87,12 @@ def spec_of(
     count, window_ms = (0, 0) if rate is None else rate_of("rate", rate)
     cap = 0
     if concurrency is not None:
-        cap = check_int("concurrency", concurrency, 1, gates.AMOUNT_MAX)
+        cap = check_int("concurrency", concurrency, 1, AMOUNT_MAX)
     return QuotaSpec(
         window_ms=window_ms,
         max_requests_per_window=count,
         active_concurrency_cap=cap,
-        while_suspended=gates.check_while_suspended(while_suspended),
+        while_suspended=check_while_suspended(while_suspended),
     )
 
 
@@ -217,7 +221,7 @@ def limits_of(
     if rate is None and concurrency is None:
         if key is not None:
             raise InvalidInput("key", 'goes with rate_limit="100/m" or concurrency=10', key)
-        if gates.check_while_suspended(while_suspended) is WhileSuspended.KEEP:
+        if check_while_suspended(while_suspended) is WhileSuspended.KEEP:
             raise InvalidInput("while_suspended", "goes with concurrency=10", while_suspended)
         return check_limits(others)
     spec_of(rate, concurrency)
@@ -278,7 +282,7 @@ class LimitStatus(Struct, frozen=True, kw_only=True):
 
 
 def status_of(policy: QuotaPolicy) -> LimitStatus:
-    declared = gates.declared_spec(policy)
+    declared = declared_spec(policy)
     return LimitStatus(
         name=policy.name,
         rate=rate_text(policy.spec),

@@ -9,8 +9,9 @@ from flowfabric import Engine
 from flowfabric.core.conditions import Single
 from flowfabric.core.decisions import Changes
 from flowfabric.core.diagnosis import Cause
-from flowfabric.core.gates import Admitted, Gate, GateName, GateOwner, WhileSuspended
+from flowfabric.core.gates import Admitted, Gate, GateName, GateOwner
 from flowfabric.core.ids import ExecutionId, QuotaPolicyId
+from flowfabric.core.limits import WhileSuspended
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import BlockingReason
 from flowfabric.engine import gates

@@ -7,7 +7,8 @@ import pytest
 from flowfabric import Engine
 from flowfabric.core.bounds import IDEMPOTENCY_KEY_BYTES_MAX, NAME_BYTES_MAX, ROUTE_KEEP_MS
 from flowfabric.core.checks import CSV_MAX_BYTES, TAG_VALUE_MAX_BYTES
-from flowfabric.core.gates import GateName, GateOwner, policy_id_of
+from flowfabric.core.gates import GateName, GateOwner
+from flowfabric.core.limits import policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.engine.executions import Completion

@@ -12,14 +12,12 @@ from flowfabric.core.gates import (
     Admitted,
     AlreadyAdmitted,
     ConcurrencyExceeded,
-    DeclaredLimit,
     GateName,
     GateOwner,
-    LimitSource,
-    QuotaSpec,
     RateExceeded,
 )
 from flowfabric.core.ids import QuotaPolicyId
+from flowfabric.core.limits import DeclaredLimit, LimitSource, QuotaSpec
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.engine.limits import (
     AdmissionReleased,

@@ -7,16 +7,9 @@ from flowfabric import Engine
 from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.budgets import Budget, BudgetReport
 from flowfabric.core.decisions import Changes
-from flowfabric.core.gates import (
-    DeclaredLimit,
-    Gate,
-    GateName,
-    GateOwner,
-    LimitUse,
-    QuotaPolicy,
-    QuotaSpec,
-)
+from flowfabric.core.gates import Gate, GateName, GateOwner, LimitUse
 from flowfabric.core.ids import named_budget_id
+from flowfabric.core.limits import DeclaredLimit, QuotaPolicy, QuotaSpec
 from flowfabric.core.records import Record
 from flowfabric.errors import Corruption
 from flowfabric.store.base import Transaction

@@ -5,8 +5,9 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.bounds import SWEEP_BATCH
-from flowfabric.core.gates import DeclaredLimit, LimitUse, QuotaSpec
+from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import LaneId, Namespace, WorkerId, WorkerInstanceId
+from flowfabric.core.limits import DeclaredLimit, QuotaSpec
 from flowfabric.core.states import BlockingReason, EligibilityState, OwnershipState
 from flowfabric.core.workers import (
     EVERYWHERE,

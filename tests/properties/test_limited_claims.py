@@ -28,12 +28,14 @@ from flowfabric.core.ids import (
     uuids_from,
 )
 from flowfabric.core.leases import NewIds, grant_lease
+from flowfabric.core.limits import Limits, policy_id_of
 from flowfabric.core.states import (
     AttemptState,
     LifecyclePhase,
     OwnershipState,
 )
-from flowfabric.engine.gates import ROUNDS_MAX, ClaimRow, gates_of, load
+from flowfabric.engine.gated_claims import ROUNDS_MAX, ClaimRow
+from flowfabric.engine.gates import gates_of, load
 from flowfabric.store.base import Reader, Row, Transaction
 from flowfabric.store.mapping import answers_of
 from tests.properties.pasts import CHAPTERS, LONG_MS, SHORT_MS, Past, joined
@@ -48,7 +50,7 @@ from tests.properties.test_differential import (
 from tests.properties.world import Life, Lives, World
 
 POLICIES = ("shared", "keyed", "other")
-IDS = {name: gates.policy_id_of("default", name) for name in POLICIES}
+IDS = {name: policy_id_of("default", name) for name in POLICIES}
 CHOICES = (
     ("shared",),
     ("keyed:x",),
@@ -166,7 +168,7 @@ class Lifted:
                 Gate, "gates_of_owner", owner_id=IDS[name], after=None, limit=10
             )
             window = tuple((self.world.now_ms - ago, count) for ago, count in said.started)
-            limits = gates.Limits(window_ms=WINDOW_MS, rate=said.rate, cap=said.cap)
+            limits = Limits(window_ms=WINDOW_MS, rate=said.rate, cap=said.cap)
             changed = [
                 structs.replace(
                     each,

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from flowfabric import FlowFabricError
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.gates import WINDOW_PARTS, Admitted, GateName, GateOwner, policy_id_of
+from flowfabric.core.gates import WINDOW_PARTS, Admitted, GateName, GateOwner
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.limits import policy_id_of
 from flowfabric.core.results import Claimed, ClaimGrant, Created, ResumeGrant
 from flowfabric.core.states import FailureClass, LifecyclePhase
 from flowfabric.engine import gates

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.gates import DeclaredLimit, QuotaPolicy, QuotaSpec
+from flowfabric.core.limits import DeclaredLimit, QuotaPolicy, QuotaSpec
 from tests.races.rival import Rival
 
 Have = Callable[[Engine], Coroutine[object, object, QuotaPolicy]]

@@ -6,7 +6,8 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.gates import GateName, GateOwner, policy_id_of
+from flowfabric.core.gates import GateName, GateOwner
+from flowfabric.core.limits import policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.engine.shell import Swept
 from tests.conformance.auditing import complaints_of

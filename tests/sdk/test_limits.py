@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from flowfabric import App, Context, Limit, testing
-from flowfabric.core.gates import LimitSource, WhileSuspended
+from flowfabric.core.limits import LimitSource, WhileSuspended
 from flowfabric.engine.limits import GateUse
 from flowfabric.errors import Conflict, InvalidInput, NotFound
 from flowfabric.limits import LimitStatus, rate_of, rate_text, spec_of

@@ -14,9 +14,10 @@ import pytest
 from msgspec import structs
 
 from flowfabric import Engine
-from flowfabric.core import gates, ids
+from flowfabric.core import ids
 from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.limits import policy_id_of
 from flowfabric.core.streams import NewFrame
 from flowfabric.flows.nodes import member_uuid
 from flowfabric.operations import OPERATIONS, Reach, RemoteOperation
@@ -259,7 +260,7 @@ async def test_nobody_else_takes_what_a_name_stands_for(
     http: httpx.AsyncClient, engine: Engine, given: Given, taken: bool
 ) -> None:
     order, flow = engine.named_execution_id("order-17", "shop"), ids.named_flow_id("f", "shop")
-    budget, limit = ids.named_budget_id("team", "shop"), gates.policy_id_of("shop", "provider")
+    budget, limit = ids.named_budget_id("team", "shop"), policy_id_of("shop", "provider")
     node = ids.member_execution_id(flow, member_uuid(flow, 0), engine.deployment.partitions)
     if taken:
         await given.waiting(namespace="shop", execution_id="order-17")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from flowfabric import Engine, connect
-from flowfabric.core import gates
+from flowfabric.core.limits import DeclaredLimit, QuotaSpec
 from flowfabric.core.streams import DurableSummary, Encoding, NewFrame
 from flowfabric.server.api import ServerConfig
 from flowfabric.signals import SignalToken
@@ -159,8 +159,8 @@ async def fill(engine: Engine, given: Given) -> tuple[Names, dict[str, str]]:
     ended = await given.completed(namespace="shop")
     summed = await given.running(namespace="shop")
     await engine.append_frame(summed.handle, SUMMARY)
-    spec = gates.QuotaSpec(active_concurrency_cap=5)
-    await engine.declare_limits([gates.DeclaredLimit(name="declared", namespace="shop", spec=spec)])
+    spec = QuotaSpec(active_concurrency_cap=5)
+    await engine.declare_limits([DeclaredLimit(name="declared", namespace="shop", spec=spec)])
     secret = await engine.read_waitpoint_token(shop.suspended, shop.waitpoint)
     assert secret is not None
     other = await engine.create_token("other", scopes=["read"])

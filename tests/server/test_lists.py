@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core import gates
 from flowfabric.core.budget_terms import BudgetDefinition
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.limits import DeclaredLimit, QuotaSpec
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep
@@ -188,10 +188,8 @@ async def test_a_schedule_is_defined_and_changed(http: httpx.AsyncClient, engine
 
 
 async def test_a_limit_is_set_and_reset(http: httpx.AsyncClient, engine: Engine) -> None:
-    spec = gates.QuotaSpec(active_concurrency_cap=5)
-    await engine.declare_limits(
-        [gates.DeclaredLimit(name="provider", namespace="default", spec=spec)]
-    )
+    spec = QuotaSpec(active_concurrency_cap=5)
+    await engine.declare_limits([DeclaredLimit(name="provider", namespace="default", spec=spec)])
     path, rate = "/v1/limits/provider", {"window_ms": 60_000, "max_requests_per_window": 100}
 
     set_to = (await http.put(path, json=rate | {"while_suspended": "keep"})).json()

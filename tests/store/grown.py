@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from flowfabric import Engine
 from flowfabric.core.bounds import HELD_MS_MAX, HELD_MS_MIN, TIME_MS_MAX
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.gates import GateName, GateOwner, policy_id_of
+from flowfabric.core.gates import GateName, GateOwner
 from flowfabric.core.ids import FIRST_UUID, SignalId, WaitpointKey, make_execution_id, uuid_of
+from flowfabric.core.limits import policy_id_of
 from flowfabric.core.results import Created
 from flowfabric.core.signals import SignalRequest, sure_signal
 from flowfabric.core.states import PublicState

@@ -8,8 +8,9 @@ import pytest
 
 from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
-from flowfabric.core.gates import Gate, GateName, GateOwner, policy_id_of
+from flowfabric.core.gates import Gate, GateName, GateOwner
 from flowfabric.core.ids import FIRST_UUID, make_execution_id
+from flowfabric.core.limits import policy_id_of
 from flowfabric.store.base import Parameter
 from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.sqlite.connection import connect as connect_sqlite

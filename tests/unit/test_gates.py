@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from flowfabric.core import gates
-from flowfabric.core.gates import Allowance, GateName, GateOwner, GateState, Limits, WaitingRoute
+from flowfabric.core.gates import Allowance, GateName, GateOwner, GateState, WaitingRoute
 from flowfabric.core.ids import GateId
+from flowfabric.core.limits import Limits
 
 UUID = "6f0c3a52-3d6e-4a0f-9d55-0d9f0d0f5a11"
 WINDOW_MS = 6_400

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.gates import policy_id_of
 from flowfabric.core.ids import (
     FIRST_UUID,
     LAST_UUID,
@@ -40,6 +39,7 @@ from flowfabric.core.ids import (
     uuid_after,
     uuid_of,
 )
+from flowfabric.core.limits import policy_id_of
 from flowfabric.errors import InvalidInput
 
 RAW = "550e8400-e29b-41d4-a716-446655440000"

@@ -9,9 +9,8 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, flexible, right, whole
-from flowfabric.core import gates
 from flowfabric.core.bounds import PAGE_MAX
-from flowfabric.core.gates import LimitSource, QuotaPolicy
+from flowfabric.core.limits import LimitSource, QuotaPolicy, QuotaSpec, declared_spec
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.paging import pages
 from flowfabric.limits import rate_text, spec_of, status_of
@@ -146,7 +145,7 @@ def _row(policy: QuotaPolicy) -> tuple[str | Text, ...]:
 
 
 def _declared(policy: QuotaPolicy) -> str:
-    spec = gates.declared_spec(policy)
+    spec = declared_spec(policy)
     if spec is None:
         return "nothing"
     at_once = _at_once(spec)
@@ -154,7 +153,7 @@ def _declared(policy: QuotaPolicy) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _at_once(spec: gates.QuotaSpec) -> str:
+def _at_once(spec: QuotaSpec) -> str:
     """How many at once, and whether runs that sleep or wait count."""
     cap = spec.active_concurrency_cap
     keeps = ", suspended too" if spec.limits.keeps else ""

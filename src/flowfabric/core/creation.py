@@ -19,7 +19,6 @@ from flowfabric.core.decisions import DEFAULT_KEEP, Keep, keep_of, with_derived
 from flowfabric.core.executions import clamp_priority
 from flowfabric.core.gates import (
     NO_GATES,
-    DeclaredLimit,
     GateName,
     GateOwner,
     LimitUse,
@@ -27,6 +26,7 @@ from flowfabric.core.gates import (
     check_uses,
     gate_ids_of,
 )
+from flowfabric.core.limits import DeclaredLimit
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, encode_policy, parse_policy
 from flowfabric.core.records import Execution, ExecutionTag, IdempotencyGuard
 from flowfabric.errors import IdempotencyConflict, InvalidInput, NotFound

@@ -17,7 +17,6 @@ from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core import bounds, grants, results, situations, workers
-from flowfabric.core import gates as limits
 from flowfabric.core.checks import (
     check_bool,
     check_int,
@@ -27,7 +26,7 @@ from flowfabric.core.checks import (
     optional,
 )
 from flowfabric.core.decisions import NO_CHANGES, Changes, Decision, Subject, Timing, combine
-from flowfabric.core.gates import Gate
+from flowfabric.core.gates import Gate, allot, check_room
 from flowfabric.core.ids import (
     ExecutionId,
     GateId,
@@ -40,7 +39,7 @@ from flowfabric.core.leases import Granted, check_ttl
 from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.core.records import Execution, GrantKind, Lane, StoredGrant
 from flowfabric.core.states import AttemptState, BlockingReason, LifecyclePhase
-from flowfabric.engine import gates, leases, shell, topics
+from flowfabric.engine import gated_claims, gates, leases, shell, topics
 from flowfabric.engine.executions import Executions
 from flowfabric.engine.keeping_back import find_kept_back, let_go
 from flowfabric.engine.routes import required_capabilities
@@ -73,7 +72,7 @@ class Grants(shell.Group):
         super().__init__(shell)
         self._executions = executions
         self._limited_first = False
-        self._after: dict[gates.ClaimQuery, int] = {}
+        self._after: dict[gated_claims.ClaimQuery, int] = {}
         """The limited route that was granted from last, by query."""
 
     # Issuing
@@ -120,7 +119,7 @@ class Grants(shell.Group):
     async def _lock_best(
         self,
         tx: Transaction,
-        query: gates.ClaimQuery,
+        query: gated_claims.ClaimQuery,
         shares: workers.LaneShares | None,
         *,
         limited: bool,
@@ -146,16 +145,16 @@ class Grants(shell.Group):
         return None
 
     async def _lock_best_limited(
-        self, tx: Transaction, query: gates.ClaimQuery
+        self, tx: Transaction, query: gated_claims.ClaimQuery
     ) -> ExecutionId | None:
         """Lock the best ready execution of the next route whose limits leave room for one."""
         after = self._after.pop(query, 0)
-        if len(self._after) >= gates.REMEMBERED_MAX:
+        if len(self._after) >= gated_claims.REMEMBERED_MAX:
             self._after.clear()
         for start in (after, 0) if after else (0,):
-            search = await gates.search_routes(tx, query, start, gates.ROUTES_MIN)
+            search = await gated_claims.search_routes(tx, query, start, gated_claims.ROUTES_MIN)
             now_ms = await tx.now_ms()
-            for allowed in limits.allot(search.routes, search.states, 1, now_ms):
+            for allowed in allot(search.routes, search.states, 1, now_ms):
                 route_id = allowed.route_id
                 if allowed.starts:
                     best = await _lock_best_of(tx, query, route_id)
@@ -167,13 +166,13 @@ class Grants(shell.Group):
                     return best
         return None
 
-    async def _let_go(self, tx: Transaction, query: gates.ClaimQuery) -> bool:
+    async def _let_go(self, tx: Transaction, query: gated_claims.ClaimQuery) -> bool:
         """Release executions that were kept back for a worker like this one."""
         kept_back = await find_kept_back(tx, query, bounds.KEPT_BACK_MAX)
         await self.shell.decide_in(tx, [shell.Ask(each, let_go) for each in kept_back])
         return bool(kept_back)
 
-    async def _keep_back_unserved(self, tx: Transaction, query: gates.ClaimQuery) -> None:
+    async def _keep_back_unserved(self, tx: Transaction, query: gated_claims.ClaimQuery) -> None:
         """Keep back the executions in these lanes that no present worker can run.
 
         Those that another worker can run are left to that worker.
@@ -517,7 +516,7 @@ async def _lock_granted(
 
 
 async def _lock_best_of(
-    tx: Transaction, query: gates.ClaimQuery, route_id: int | None = None
+    tx: Transaction, query: gated_claims.ClaimQuery, route_id: int | None = None
 ) -> ExecutionId | None:
     """Lock the best ready execution: of a route under limits, or of those without."""
     best = await tx.select_as(
@@ -539,8 +538,8 @@ async def _admit_grant(tx: Transaction, execution: Execution) -> list[GateId]:
     states = {each.gate_id: each.state for each in await gates.load(tx, gate_ids)}
     resumes = situations.resumes(execution)
     for state in states.values():
-        limits.check_room(state, execution.called, now_ms, resumes=resumes)
-    await gates.count_starts(tx, states, {} if resumes else dict.fromkeys(states, 1), now_ms)
+        check_room(state, execution.called, now_ms, resumes=resumes)
+    await gated_claims.count_starts(tx, states, {} if resumes else dict.fromkeys(states, 1), now_ms)
     return [] if resumes else [each for each, state in states.items() if state.limits.rate]
 
 

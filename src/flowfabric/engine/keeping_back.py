@@ -15,7 +15,7 @@ from flowfabric.core.ids import ExecutionId, parse_lane_id
 from flowfabric.core.results import Blocked, Unblocked
 from flowfabric.core.states import BlockingReason
 from flowfabric.engine import shell
-from flowfabric.engine.gates import ClaimQuery
+from flowfabric.engine.gated_claims import ClaimQuery
 from flowfabric.engine.shell import Ask, Shell
 from flowfabric.store.base import Reader
 

@@ -48,7 +48,8 @@ from flowfabric.core.records import Execution
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import shell, topics
-from flowfabric.engine.gates import GATES_TOPIC, ClaimQuery, ClaimRequest, ClaimRow, GatedClaims
+from flowfabric.engine.gated_claims import ClaimQuery, ClaimRequest, ClaimRow, GatedClaims
+from flowfabric.engine.gates import GATES_TOPIC
 from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.shell import Shell
 from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted

@@ -1,6 +1,6 @@
 """Limits: policies, which may change while work goes on, and slots taken by hand.
 
-How claims ask the gates of policies is in `engine.gates`. A program declares its
+How claims ask the gates of policies is in `engine.gated_claims`. A program declares its
 limits each time it starts. A value set at run time wins over that until it is reset.
 """
 
@@ -21,6 +21,21 @@ from flowfabric.core.ids import (
     parse_uuid,
     partition_of,
     uuid_of,
+)
+from flowfabric.core.limits import (
+    WINDOW_MS_MAX,
+    DeclaredLimit,
+    LimitSource,
+    QuotaPolicy,
+    QuotaSpec,
+    WhileSuspended,
+    changed_policy,
+    check_declared,
+    check_spec,
+    check_while_suspended,
+    declared_spec,
+    new_policy,
+    policy_id_of,
 )
 from flowfabric.core.records import Execution
 from flowfabric.core.results import AlreadySatisfied
@@ -53,7 +68,7 @@ class QuotaLimits(Struct, frozen=True, kw_only=True):
     requests_per_window_seconds: int
     active_concurrency_cap: int
     jitter_ms: int
-    while_suspended: gates.WhileSuspended = gates.WhileSuspended.RELEASE
+    while_suspended: WhileSuspended = WhileSuspended.RELEASE
 
 
 class AdmissionReleased(Struct, frozen=True, tag=True):
@@ -61,7 +76,7 @@ class AdmissionReleased(Struct, frozen=True, tag=True):
 
 
 class LimitPage(Struct, frozen=True, kw_only=True):
-    limits: tuple[gates.QuotaPolicy, ...]
+    limits: tuple[QuotaPolicy, ...]
     next_cursor: str | None
 
 
@@ -89,7 +104,7 @@ class LimitOperations(shell.Group):
         max_requests_per_window: int = 0,
         max_concurrent: int = 0,
         jitter_ms: int = 0,
-        while_suspended: str = gates.WhileSuspended.RELEASE,
+        while_suspended: str = WhileSuspended.RELEASE,
         namespace: str = "default",
         name: str | None = None,
     ) -> PolicyCreated | AlreadySatisfied:
@@ -97,14 +112,14 @@ class LimitOperations(shell.Group):
 
         The name defaults to the id.
         """
-        check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
-        spec = gates.check_spec(
-            gates.QuotaSpec(
+        check_int("window_seconds", window_seconds, 0, WINDOW_MS_MAX // 1_000)
+        spec = check_spec(
+            QuotaSpec(
                 window_ms=window_seconds * 1_000,
                 max_requests_per_window=max_requests_per_window,
                 active_concurrency_cap=max_concurrent,
                 jitter_ms=jitter_ms,
-                while_suspended=gates.check_while_suspended(while_suspended),
+                while_suspended=check_while_suspended(while_suspended),
             )
         )
         policy_id = QuotaPolicyId(parse_uuid("quota_policy_id", quota_policy_id))
@@ -112,11 +127,11 @@ class LimitOperations(shell.Group):
         own_name = policy_id if name is None else check_name("name", name)
 
         async def body(tx: Transaction) -> PolicyCreated | AlreadySatisfied:
-            now_ms, stored = await tx.now_ms(), gates.LimitSource.STORED
-            policy = gates.new_policy(policy_id, owner, own_name, spec, stored, now_ms)
+            now_ms, stored = await tx.now_ms(), LimitSource.STORED
+            policy = new_policy(policy_id, owner, own_name, spec, stored, now_ms)
             if await tx.insert_new([policy]):
                 return PolicyCreated(quota_policy_id=policy_id)
-            if not await tx.get(gates.QuotaPolicy, [(policy_id,)]):
+            if not await tx.get(QuotaPolicy, [(policy_id,)]):
                 await check_name_free(tx, policy)
             return AlreadySatisfied(reason="exists")
 
@@ -125,7 +140,7 @@ class LimitOperations(shell.Group):
     async def read_quota_policy_limits(self, quota_policy_id: str) -> QuotaLimits | None:
         """The limits of a policy; None if it does not exist."""
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
-        policy = await self.get_one(gates.QuotaPolicy, (policy_id,))
+        policy = await self.get_one(QuotaPolicy, (policy_id,))
         if policy is None:
             return None
         return QuotaLimits(
@@ -142,7 +157,7 @@ class LimitOperations(shell.Group):
         if not keys:
             return {}
         policies = await self.store.read(
-            lambda reader: reader.get(gates.QuotaPolicy, sorted(set(keys.values())))
+            lambda reader: reader.get(QuotaPolicy, sorted(set(keys.values())))
         )
         return {each: policies[key].namespace for each, key in keys.items() if key in policies}
 
@@ -165,14 +180,14 @@ class LimitOperations(shell.Group):
         """
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
         key = "" if dimension in ("", DEFAULT_DIMENSION) else gates.check_gate_key(dimension)
-        check_int("window_seconds", window_seconds, 0, gates.WINDOW_MS_MAX // 1_000)
-        spec = gates.QuotaSpec(
+        check_int("window_seconds", window_seconds, 0, WINDOW_MS_MAX // 1_000)
+        spec = QuotaSpec(
             window_ms=window_seconds * 1_000,
             max_requests_per_window=rate_limit,
             active_concurrency_cap=concurrency_cap,
             jitter_ms=jitter_ms,
         )
-        gates.check_spec(spec, may_be_empty=True)
+        check_spec(spec, may_be_empty=True)
         name = gates.GateName(gates.GateOwner.QUOTA, policy_id, key)
         execution_key = shell.execution_key(self.shell.check_execution_id(execution_id))
         chance = random.random()
@@ -200,15 +215,13 @@ class LimitOperations(shell.Group):
 
     # Limits by name, as programs declare them and people change them ---------
 
-    async def declare_limits(
-        self, limits: Sequence[gates.DeclaredLimit]
-    ) -> list[gates.QuotaPolicy]:
+    async def declare_limits(self, limits: Sequence[DeclaredLimit]) -> list[QuotaPolicy]:
         """Store the limits of a program, and return the policies that apply now.
 
         New and changed limits take effect, except where a value was set at run time.
         """
         check_list("limits", limits, 0, BATCH_MAX)
-        checked = [gates.check_declared(each) for each in limits]
+        checked = [check_declared(each) for each in limits]
         return await self.store.transact(lambda tx: declare(tx, checked))
 
     async def set_limit(
@@ -221,35 +234,35 @@ class LimitOperations(shell.Group):
         active_concurrency_cap: int = 0,
         jitter_ms: int = 0,
         while_suspended: str | None = None,
-    ) -> gates.QuotaPolicy:
+    ) -> QuotaPolicy:
         """Set a limit at run time; 0 is no limit. It wins over what programs declare.
 
         If omitted, `while_suspended` stays as it is.
         """
-        spec = gates.QuotaSpec(
+        spec = QuotaSpec(
             window_ms=window_ms,
             max_requests_per_window=max_requests_per_window,
             active_concurrency_cap=active_concurrency_cap,
             jitter_ms=jitter_ms,
         )
-        gates.check_spec(spec, may_be_empty=True)
-        fate = optional(gates.check_while_suspended, while_suspended)
+        check_spec(spec, may_be_empty=True)
+        fate = optional(check_while_suspended, while_suspended)
         owner, own_name = parse_namespace(namespace), check_name("name", name)
 
-        async def body(tx: Transaction) -> gates.QuotaPolicy:
-            now_ms, stored = await tx.now_ms(), gates.LimitSource.STORED
+        async def body(tx: Transaction) -> QuotaPolicy:
+            now_ms, stored = await tx.now_ms(), LimitSource.STORED
             policy_id = await _policy_id(tx, owner, own_name)
-            new = gates.new_policy(policy_id, owner, own_name, spec, stored, now_ms)
+            new = new_policy(policy_id, owner, own_name, spec, stored, now_ms)
             locked = await have_policies(tx, [new])
             before = locked[(policy_id,)]
             wanted = structs.replace(spec, while_suspended=fate or before.while_suspended)
-            policy = gates.changed(before, wanted, stored, now_ms)
+            policy = changed_policy(before, wanted, stored, now_ms)
             await save_policies(tx, locked, [policy])
             return policy
 
         return await self.store.transact(body)
 
-    async def remove_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
+    async def remove_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:
         """Forget a limit that no work is under; return what it was.
 
         A program that declares it brings it back when it starts or submits. Raises `Conflict` if
@@ -257,7 +270,7 @@ class LimitOperations(shell.Group):
         """
         owner, own_name = parse_namespace(namespace), check_name("name", name)
 
-        async def body(tx: Transaction) -> gates.QuotaPolicy:
+        async def body(tx: Transaction) -> QuotaPolicy:
             policy = await _lock_policy(tx, owner, own_name)
             used = await tx.select_records(
                 gates.Gate, "gates_of_owner", owner_id=policy.quota_policy_id, after=None, limit=1
@@ -272,17 +285,17 @@ class LimitOperations(shell.Group):
 
         return await self.store.transact(body)
 
-    async def reset_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
+    async def reset_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:
         """Apply what programs declare again."""
         owner, own_name = parse_namespace(namespace), check_name("name", name)
 
-        async def body(tx: Transaction) -> gates.QuotaPolicy:
+        async def body(tx: Transaction) -> QuotaPolicy:
             before = await _lock_policy(tx, owner, own_name)
-            spec = gates.declared_spec(before)
+            spec = declared_spec(before)
             if spec is None:
                 problem = f"{own_name} in any program; set another value or remove it"
                 raise NotFound("limit", problem)
-            policy = gates.changed(before, spec, gates.LimitSource.CODE, await tx.now_ms())
+            policy = changed_policy(before, spec, LimitSource.CODE, await tx.now_ms())
             await save_policies(tx, {(before.quota_policy_id,): before}, [policy])
             return policy
 
@@ -296,7 +309,7 @@ class LimitOperations(shell.Group):
         owner = optional(parse_namespace, namespace)
         after_namespace, after_name = paging.read_name_cursor(cursor)
         policies = await self.select_records(
-            gates.QuotaPolicy,
+            QuotaPolicy,
             "list_quota_policies",
             namespace=owner,
             after_namespace=after_namespace,
@@ -308,13 +321,13 @@ class LimitOperations(shell.Group):
         )
         return LimitPage(limits=page, next_cursor=last)
 
-    async def read_limit(self, name: str, *, namespace: str = "default") -> gates.QuotaPolicy:
+    async def read_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:
         """The policy with this name."""
         owner, own_name = parse_namespace(namespace), check_name("name", name)
 
-        async def body(reader: Reader) -> gates.QuotaPolicy:
+        async def body(reader: Reader) -> QuotaPolicy:
             policy_id = await _policy_id(reader, owner, own_name)
-            policy = await reader.get_one(gates.QuotaPolicy, (policy_id,))
+            policy = await reader.get_one(QuotaPolicy, (policy_id,))
             if policy is None:
                 raise NotFound("limit", own_name)
             return policy
@@ -342,7 +355,7 @@ class LimitOperations(shell.Group):
 
 
 async def _admit(
-    tx: Transaction, name: gates.GateName, spec: gates.QuotaSpec, key: Key, chance: float
+    tx: Transaction, name: gates.GateName, spec: QuotaSpec, key: Key, chance: float
 ) -> gates.AdmissionOutcome:
     """Take a slot for an execution by hand. `spec` applies if there is no such policy."""
     execution = await tx.get_one(Execution, key)
@@ -353,7 +366,7 @@ async def _admit(
         await tx.insert_new([name.new()])
         await tx.lock(gates.Gate, [(gate_id,)])
     (row,) = await load(tx, [gate_id], always=True)
-    if not row.has_policy and spec == gates.QuotaSpec():
+    if not row.has_policy and spec == QuotaSpec():
         raise NotFound("quota_policy", name.owner_id)
     await _check_needs_slot(tx, execution, gate_id)
     held = await tx.lock_one(gates.Admission, (gate_id, *key))
@@ -391,12 +404,12 @@ async def _policy_id(reader: Reader, namespace: str, name: str) -> QuotaPolicyId
     stored = await reader.select_as(
         QuotaPolicyId, "quota_policy_id_by_name", namespace=namespace, called=name
     )
-    return stored[0] if stored else gates.policy_id_of(namespace, name)
+    return stored[0] if stored else policy_id_of(namespace, name)
 
 
-async def _lock_policy(tx: Transaction, namespace: str, name: str) -> gates.QuotaPolicy:
+async def _lock_policy(tx: Transaction, namespace: str, name: str) -> QuotaPolicy:
     policy_id = await _policy_id(tx, namespace, name)
-    policy = await tx.lock_one(gates.QuotaPolicy, (policy_id,))
+    policy = await tx.lock_one(QuotaPolicy, (policy_id,))
     if policy is None:
         raise NotFound("limit", name)
     return policy

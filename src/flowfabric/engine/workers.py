@@ -19,7 +19,7 @@ from flowfabric.core.records import Lane, view_of
 from flowfabric.core.results import AlreadySatisfied, Revoked
 from flowfabric.core.workers import RegisteredWorker, WorkerEvent, WorkerEventKind
 from flowfabric.engine import paging, shell
-from flowfabric.engine.gates import ClaimQuery
+from flowfabric.engine.gated_claims import ClaimQuery
 from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.leases import check_query, check_worker
 from flowfabric.engine.shell import Swept

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, structs
 from flowfabric.core.api_tokens import Scope
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
-from flowfabric.core.gates import QuotaPolicy, WhileSuspended
+from flowfabric.core.limits import QuotaPolicy, WhileSuspended
 from flowfabric.core.records import view_of
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.limits import GateUse, PolicyCreated
