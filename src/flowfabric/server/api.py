@@ -33,6 +33,7 @@ from flowfabric.errors import FlowFabricError, InvalidInput, Unavailable
 from flowfabric.run import Endings
 from flowfabric.server import (
     admin,
+    budgets,
     executions,
     flows,
     limits,
@@ -344,6 +345,7 @@ def create_app(
                 streams.routes,
                 streams.log,
                 admin.routes,
+                budgets.routes,
                 limits.routes,
                 workers.routes,
                 schedules.routes,

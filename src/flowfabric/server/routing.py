@@ -119,6 +119,12 @@ def answer(result: Struct, *, new: bool = False) -> JsonAnswer[wire.Tagged]:
     return JsonAnswer(wire.tagged(result), status_code=201 if new else 200)
 
 
+def created_or_not(new: bool, **ids: object) -> JsonAnswer[wire.Tagged]:
+    """What a request to create something answers, whether or not it existed before."""
+    result: wire.Tagged = {"Created" if new else "AlreadySatisfied": ids}
+    return JsonAnswer(result, status_code=201 if new else 200)
+
+
 MEDIUM_BODY: Final = {"body_limit": 262_144}
 LARGE_BODY: Final = {"body_limit": 1_048_576}
 BATCH_BODY: Final = {"body_limit": 16 * 1_048_576}

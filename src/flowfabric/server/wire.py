@@ -17,6 +17,7 @@ from flowfabric.server.problems import refuse, unreadable
 
 Octet = Annotated[int, Meta(ge=0, le=255)]
 Octets = list[Octet]
+Units = Annotated[int, Meta(ge=0, le=2**62)]
 Tagged = dict[str, dict[str, object]] | str
 """The name of what happened, with its fields."""
 
