@@ -12,7 +12,7 @@ import click
 from rich.text import Text
 
 from flowfabric.cli import options, screen
-from flowfabric.cli.running import configure, log_level_option
+from flowfabric.cli.logs import configure, log_level_option
 from flowfabric.cli.screen import fixed, flexible
 from flowfabric.core.api_tokens import ApiToken, Scope
 from flowfabric.core.bounds import PAGE_MAX
