@@ -26,6 +26,7 @@ from flowfabric.engine.operators import Operators
 from flowfabric.engine.parking import ParkingOperations
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.streams import Streams
+from flowfabric.engine.sweeps import Sweeps
 from flowfabric.engine.tails import Tails
 from flowfabric.engine.workers import Workers
 from flowfabric.errors import Validation
@@ -40,6 +41,7 @@ GROUPS = (
     Grants,
     Executions,
     Operators,
+    Sweeps,
     ParkingOperations,
     Reads,
     Details,

@@ -25,6 +25,7 @@ from flowfabric.engine.leases import Leases
 from flowfabric.engine.operators import Operators
 from flowfabric.engine.parking import ParkingOperations
 from flowfabric.engine.steps import Steps
+from flowfabric.engine.sweeps import Sweeps
 from flowfabric.errors import FlowFabricError, InvalidInput
 
 
@@ -125,8 +126,11 @@ def _check_progress(percent: object, message: object) -> None:
     checks.check_optional_text("message", message, bytes_max=TEXT_BYTES_MAX)
 
 
-class Executions(Creation, Leases, Steps, ParkingOperations, Operators):
-    """The life of an execution: created, claimed, its steps, its end; what operators do to it."""
+class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
+    """The life of an execution: created, claimed, its steps, its end.
+
+    What people and time do to it is here as well.
+    """
 
     # Completing
 

@@ -30,8 +30,8 @@ from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState, TerminalOutcome
 from flowfabric.engine import shell, topics
 from flowfabric.engine.executions import Executions
-from flowfabric.engine.operators import trim_executions
 from flowfabric.engine.shell import Shell
+from flowfabric.engine.sweeps import trim_executions
 from flowfabric.store.base import Parameter, Reader, Transaction
 
 TROUBLE = (errors.Corruption, errors.Bug, errors.RetryExhausted)

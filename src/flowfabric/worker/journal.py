@@ -37,9 +37,10 @@ from flowfabric.worker.failures import (
 )
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.moved_calls import Moves
-from flowfabric.worker.parking import Parking, Turns
+from flowfabric.worker.parking import Parking
 from flowfabric.worker.pools import LOOK_AGAIN_S, Patience, Pools
 from flowfabric.worker.reports import come_further
+from flowfabric.worker.turns import Turns
 
 # Calls as they are stored, and stored steps as a run meets them -------------
 

@@ -15,7 +15,7 @@ from flowfabric.core.step_matching import Shelf
 from flowfabric.worker.branches import DurableCall, Line
 from flowfabric.worker.leases import clock_s
 from flowfabric.worker.moved_calls import Moves
-from flowfabric.worker.parking import Turns, end_turn
+from flowfabric.worker.turns import Turns, end_turn
 
 PATIENCE_S: Final = 2.0
 """How long a call waits for the branch that has stored what looks like it."""

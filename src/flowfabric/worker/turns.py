@@ -1,0 +1,266 @@
+"""Outcomes reach a handler in the order of `core.journal`, each once it has used the one before."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from flowfabric.core.journal import Order
+
+if TYPE_CHECKING:
+    from flowfabric.worker.parking import Parking
+
+# When a handler has come to rest: it has reacted to all it was given, and waits for more ---
+#
+# A handler cannot be asked. It is taken to be at rest when, for some turns of the event loop, none
+# of its tasks has begun or ended and none of its calls was made or has ended. Work outside steps,
+# such as a request, leaves no such sign and counts as rest. A handler that never rests, because it
+# starts task after task, gets what it waits for anyway.
+
+QUIET_TURNS: Final = 20
+"""Turns of the event loop without a sign of the handler, after which it is at rest."""
+LOOK_TURNS: Final = (3, QUIET_TURNS)
+"""When to look what its tasks wait for: also at what is over before it is at rest."""
+TURNS_MAX: Final = 2_000
+"""Turns after which a handler that is not at rest is treated as if it were."""
+
+
+class Rest:
+    """Tells its watchers that the handler is at rest."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._quiet_turns = 0
+        self._turns = 0
+        self._watching = False
+        self._watchers: list[Callable[[], bool]] = []
+        self.look: Callable[[], None] = _nothing
+        """Called when the handler has reacted, for some turns, to what it was given."""
+
+    def add_watcher(self, at_rest: Callable[[], bool]) -> None:
+        """Call this at rest, before earlier watchers, until one returns that it has acted."""
+        self._watchers.insert(0, at_rest)
+
+    @property
+    def reached(self) -> bool:
+        """Whether the handler is at rest, as far as it was watched."""
+        return self._quiet_turns >= QUIET_TURNS
+
+    def moved(self) -> None:
+        """There was a sign of the handler."""
+        self._quiet_turns = 0
+
+    def watch(self) -> None:
+        """Some watcher wants to know when it is at rest."""
+        if not self._watching:
+            self._watching = True
+            self._turns = 0
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        if not self.reached and self._turns < TURNS_MAX:
+            self._quiet_turns += 1
+            self._turns += 1
+            if self._quiet_turns in LOOK_TURNS:
+                self.look()
+            self._loop.call_soon(self._look)
+            return
+        self._watching = False
+        for at_rest in self._watchers:
+            if at_rest():
+                return
+
+    def let_go(self) -> None:
+        """Drop references back here."""
+        self._watchers.clear()
+        self.look = _nothing
+
+
+def _nothing() -> None:
+    pass
+
+
+# Whose turn it is. A handler of which one line alone goes on gets everything at once. ------
+
+PATIENCE_S: Final = 0.2
+"""How long to wait for the handler to ask for a stored outcome whose turn it is."""
+
+
+class Turns:
+    """Whose turn it is among the calls of one handler."""
+
+    def __init__(self, parking: "Parking", restless: Callable[[], None]) -> None:
+        """`restless` is called if the handler goes on without end."""
+        self.order = Order()
+        self._restless = restless
+        self.tasks = 0
+        """Tasks the handler has started that have not ended."""
+        self.calls = 0
+        """Calls it has made that have not ended."""
+        self._parking: "Parking | None" = parking
+        self._rest = parking.rest
+        self._settled = True
+        """The handler has come to rest since it was given something."""
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._held: list[asyncio.Future[None]] = []
+        self._doubtful: list[asyncio.Future[None]] = []
+        self.doubts = 0
+        """How many calls are in doubt about their step. Nothing new runs meanwhile."""
+        self._patience: asyncio.TimerHandle | None = None
+        self._patient = True
+        self._closed = False
+        self._rest.add_watcher(self._at_rest)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing of the handler goes on but the call that asks."""
+        return self._settled and self.tasks == 0 and self.calls <= 1
+
+    def allot(self) -> "Allotted":
+        """A position for a new outcome, which is given up if it does not reach the handler."""
+        return Allotted(self)
+
+    async def take(self, position: int) -> None:
+        """Wait until it is the turn of an outcome to reach the handler."""
+        if self.alone or self._closed:
+            self.order.deliver(position)
+            return
+        self.order.wait(position)
+        turn = self._waiting[position] = asyncio.get_running_loop().create_future()
+        self._rest.watch()
+        try:
+            await turn
+        finally:
+            del self._waiting[position]
+            self.give_up(position)
+
+    def give_up(self, position: int) -> None:
+        """An outcome will not reach the handler, or has."""
+        self.order.end(position)
+        if self._waiting:
+            self._rest.watch()
+
+    async def run_new(self, *, at_rest: bool = False) -> None:
+        """Wait until a new call may run; with `at_rest`, also until other branches are idle."""
+        parking = self._parking
+        if self._closed or parking is None:
+            return
+        if not at_rest and (self.alone or not self.order.replaying):
+            return
+        await self._at_next_rest(self._held)
+
+    async def _at_next_rest(self, turns: "list[asyncio.Future[None]]") -> None:
+        parking = self._parking
+        if parking is None:
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turns.append(turn)
+        self._rest.watch()
+        try:
+            # Nothing new runs if the code turns out not to fit.
+            with parking.idle():
+                await turn
+        finally:
+            turns.remove(turn)
+            self._rest.watch()
+
+    def _at_rest_in_doubt(self) -> bool:
+        """Give the handler what is stored, in whatever order it asks; then look at the doubts."""
+        position = self.order.next(patient=False)
+        if position is not None:
+            self._deliver(position)
+        else:
+            for turn in self._doubtful:
+                end_turn(turn)
+        return position is not None or bool(self._doubtful)
+
+    def _deliver(self, position: int) -> None:
+        self._settled = False
+        if not self._rest.reached:
+            self.order.reached = None
+        self.order.deliver(position)
+        end_turn(self._waiting[position])
+        self._rest.moved()
+        self._rest.watch()
+
+    def run_held(self) -> bool:
+        """Let calls run that are new for certain; whether there are any."""
+        for turn in self._held:
+            end_turn(turn)
+        return bool(self._held)
+
+    async def doubt(self) -> None:
+        """Wait until the handler is at rest, and has everything stored that it asks for."""
+        await self._at_next_rest(self._doubtful)
+
+    def _at_rest(self) -> bool:
+        self._settled = True
+        if self._closed or self._parking is None:
+            return False
+        if self.doubts or self._doubtful:
+            return self._at_rest_in_doubt()
+        if self.order.expects and (self._waiting or self._held):
+            if self._patient:
+                self._wait_for_expected()
+                return True
+            self.order.expect_no_more()
+        self._lose_patience(False)
+        if not self._rest.reached:
+            # What it has asked for by now is a matter of chance.
+            self._restless()
+        runs = self.order.may_run and bool(self._held) and self._parking.mismatch is None
+        if runs:
+            for turn in self._held:
+                end_turn(turn)
+        # What runs now may not fit what is stored: nothing else goes on before that is known.
+        position = None if runs else self.order.next()
+        if position is not None:
+            self._deliver(position)
+        return runs or position is not None
+
+    def _wait_for_expected(self) -> None:
+        """For a moment; after that, for one more rest of the handler."""
+        if self._patience is None:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(PATIENCE_S, self._lose_patience, True)
+
+    def _lose_patience(self, lost: bool) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        self._patient = not lost
+        if lost:
+            self._rest.moved()
+            self._rest.watch()
+
+    def close(self) -> None:
+        """Nothing more reaches the handler."""
+        self._closed = True
+        self._lose_patience(False)
+        for turn in (*self._waiting.values(), *self._held, *self._doubtful):
+            turn.cancel()
+
+    def let_go(self) -> None:
+        """Drop references back to the attempt."""
+        self.close()
+        self._parking = None
+
+
+class Allotted:
+    """The position of a new outcome, as long as it is on its way. Use as a context."""
+
+    __slots__ = ("_position", "_turns")
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def __enter__(self) -> int:
+        self._position = self._turns.order.allot()
+        return self._position
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._turns.give_up(self._position)
+
+
+def end_turn(turn: "asyncio.Future[None] | None") -> None:
+    if turn is not None and not turn.done():
+        turn.set_result(None)
