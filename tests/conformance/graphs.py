@@ -10,7 +10,7 @@ from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.decisions import Changes
 from flowfabric.core.flow_joins import Dependency, EdgeDependencyPolicy, Join
-from flowfabric.core.flow_records import EdgeGroup
+from flowfabric.core.flow_records import JoinRecord
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Record, Suspension
 from flowfabric.core.results import Claimed, Created
@@ -196,11 +196,11 @@ class Graph:
         groups = {g.downstream_execution_id: g for g in (await self.flow()).edge_groups}
         return groups[self.ids[name]]
 
-    async def stored_group(self, name: str) -> EdgeGroup | None:
+    async def stored_group(self, name: str) -> JoinRecord | None:
         key = execution_key(self.ids[name])
 
-        async def body(reader: Reader) -> EdgeGroup | None:
-            return (await reader.get(EdgeGroup, [key])).get(key)
+        async def body(reader: Reader) -> JoinRecord | None:
+            return (await reader.get(JoinRecord, [key])).get(key)
 
         return await self.engine.store.read(body)
 

@@ -9,7 +9,7 @@ from flowfabric import Engine
 from flowfabric.core.bounds import AUDIT_BATCH, AUDIT_EVERY_MS
 from flowfabric.core.decisions import Changes, change
 from flowfabric.core.flow_joins import JoinQuorum
-from flowfabric.core.flow_records import CompletionDispatch, EdgeGroup, FlowState, GroupState
+from flowfabric.core.flow_records import CompletionDispatch, FlowState, GroupState, JoinRecord
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, make_execution_id, partition_of
 from flowfabric.core.records import Execution
 from flowfabric.engine.shell import Swept, execution_key
@@ -119,7 +119,7 @@ async def test_a_member_without_a_join_is_let_go(
 ) -> None:
     await graph.build({"b": "a"})
     group = await graph.stored_group("b")
-    assert isinstance(group, EdgeGroup)
+    assert isinstance(group, JoinRecord)
 
     async def body(tx: Transaction) -> None:
         await tx.save(Changes(deletes=(group,)))

@@ -28,7 +28,7 @@ from flowfabric.core.flow_joins import (
     JoinAny,
     JoinQuorum,
 )
-from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, GroupState, OnSatisfied
+from flowfabric.core.flow_records import Edge, EdgeState, GroupState, JoinRecord, OnSatisfied
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import (
     FIRST_UUID,
@@ -211,8 +211,8 @@ class WildFlow:
         """What its join passed on is what an attempt begins with, and goes on with."""
         key = execution_key(claimed.execution_id)
 
-        async def body(reader: Reader) -> tuple[EdgeGroup | None, list[bytes]]:
-            group = (await reader.get(EdgeGroup, [key])).get(key)
+        async def body(reader: Reader) -> tuple[JoinRecord | None, list[bytes]]:
+            group = (await reader.get(JoinRecord, [key])).get(key)
             inputs = (await inputs_of(reader, [claimed.execution_id])).get(claimed.execution_id, {})
             passed = [each for each in inputs.values() if each.value is not None]
             newest = sorted(passed, key=lambda each: (each.resolved_at_ms, each.edge_id))
@@ -437,12 +437,12 @@ class WildFlow:
 
     async def read_join(
         self, execution_id: ExecutionId
-    ) -> tuple[EdgeGroup | None, list[Edge], dict[ExecutionId, Execution]]:
+    ) -> tuple[JoinRecord | None, list[Edge], dict[ExecutionId, Execution]]:
         key = partition_key, _ = execution_key(execution_id)
 
         async def body(
             reader: Reader,
-        ) -> tuple[EdgeGroup | None, list[Edge], dict[ExecutionId, Execution]]:
+        ) -> tuple[JoinRecord | None, list[Edge], dict[ExecutionId, Execution]]:
             edges = await reader.select_records(
                 Edge,
                 "list_edges_into",
@@ -454,7 +454,7 @@ class WildFlow:
             )
             found = await reader.get(Execution, [execution_key(e.upstream_id) for e in edges])
             return (
-                (await reader.get(EdgeGroup, [key])).get(key),
+                (await reader.get(JoinRecord, [key])).get(key),
                 list(edges),
                 {each.execution_id: each for each in found.values()},
             )

@@ -20,7 +20,7 @@ from flowfabric import (
     count,
     testing,
 )
-from flowfabric.core.journal import ROOT, Asked, identity
+from flowfabric.core.journal import ROOT, MadeCall, identity
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import PublicState
@@ -290,7 +290,7 @@ async def pauses(app: App, run: Run[object]) -> list[SuspensionView]:
     """Every pause of the first wait of a run."""
     found: list[SuspensionView] = []
     for number in range(9):
-        wait = identity([ROOT], Asked("signal", "signal go", "", 1))
+        wait = identity([ROOT], MadeCall("signal", "signal go", "", 1))
         named = named_id(run.execution_id, "suspension", wait, str(number))
         view = await app.engine.describe_suspension(run.execution_id, named)
         found += [] if view is None else [view]

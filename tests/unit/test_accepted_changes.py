@@ -4,21 +4,30 @@ import pytest
 
 from flowfabric.core.changed_code import Acceptances
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.journal import BRANCH, ROOT, Asked, Kept, line_group, line_id, named_line
+from flowfabric.core.journal import (
+    BRANCH,
+    ROOT,
+    MadeCall,
+    StoredCall,
+    line_group,
+    line_id,
+    named_line,
+)
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.steps import accepted_key
 
 AT_MS = 100
 FIRST, SECOND = (
-    line_id(ROOT, line_group(ROOT, ""), Asked(BRANCH, "fetch", str(each), each)) for each in (1, 2)
+    line_id(ROOT, line_group(ROOT, ""), MadeCall(BRANCH, "fetch", str(each), each))
+    for each in (1, 2)
 )
-OTHER = line_id(ROOT, line_group(ROOT, ""), Asked(BRANCH, "mail", "1", 1))
+OTHER = line_id(ROOT, line_group(ROOT, ""), MadeCall(BRANCH, "mail", "1", 1))
 ADA, BOB = named_line(ROOT, "ada"), named_line(ROOT, "bob")
 
 
-def call(number: int = 1, name: str = "charge", *, after: int | None = None) -> Asked:
+def call(number: int = 1, name: str = "charge", *, after: int | None = None) -> MadeCall:
     """One after another, or together with branches after so many calls."""
-    return Asked("call", name, "x", number, parallel=after is not None, after=after)
+    return MadeCall("call", name, "x", number, parallel=after is not None, after=after)
 
 
 def step(key: str, recorded_at_ms: int, kind: StepKind = StepKind.CALL) -> Step:
@@ -32,11 +41,11 @@ def step(key: str, recorded_at_ms: int, kind: StepKind = StepKind.CALL) -> Step:
     )
 
 
-def kept(asked: Asked) -> Kept:
-    return Kept(f"{asked.name}#{asked.number}", *asked[:6], after=asked.after)
+def kept(asked: MadeCall) -> StoredCall:
+    return StoredCall(f"{asked.name}#{asked.number}", *asked[:6], after=asked.after)
 
 
-def accepted(*calls: tuple[str, Asked]) -> Acceptances:
+def accepted(*calls: tuple[str, MadeCall]) -> Acceptances:
     found = Acceptances()
     for line, each in calls:
         found.take_in(step(accepted_key(found.name(line, each)), AT_MS, StepKind.ACCEPT))
@@ -54,7 +63,7 @@ def accepted(*calls: tuple[str, Asked]) -> Acceptances:
     ],
 )
 def test_an_accepted_call_runs_and_gives_up_what_was_stored_before(
-    line: str, made: Asked, runs: bool
+    line: str, made: MadeCall, runs: bool
 ) -> None:
     stored = [step("old", AT_MS), step("new", AT_MS + 1)]
     found = accepted((ROOT, call(2))).given_up(line, made, None, stored)
@@ -82,7 +91,7 @@ def test_an_accepted_call_is_known_by_when_it_was_stored(recorded_at_ms: int, ru
     assert (found.given_up(ROOT, call(), mine, []) is not None) == runs
 
 
-def only_equal(line: str, asked: Asked, by: Acceptances, recorded_at_ms: int = AT_MS) -> bool:
+def only_equal(line: str, asked: MadeCall, by: Acceptances, recorded_at_ms: int = AT_MS) -> bool:
     stored = kept(asked)
     return bool(by.only_equal(line, [(stored, step(stored.key, recorded_at_ms))]))
 

@@ -15,9 +15,9 @@ from flowfabric.core.flow_endings import (
 from flowfabric.core.flow_joins import NewEdge, new_edge, new_flow, new_group
 from flowfabric.core.flow_records import (
     DependencyState,
-    EdgeGroup,
     FlowAudit,
     GroupState,
+    JoinRecord,
     PendingCancel,
 )
 from flowfabric.core.ids import FIRST_UUID, LAST_UUID, EdgeId, FlowId, Namespace
@@ -37,7 +37,7 @@ GROUP = structs.replace(new_group(FLOW, BLOCKED.execution_id), staged=2, applied
 EMPTY = new_group(FLOW, BLOCKED.execution_id)
 
 
-def in_state(state: GroupState) -> EdgeGroup:
+def in_state(state: GroupState) -> JoinRecord:
     return structs.replace(GROUP, group_state=state)
 
 
@@ -55,7 +55,7 @@ def in_state(state: GroupState) -> EdgeGroup:
     ],
 )
 def test_a_member_is_overlooked_when_nothing_holds_it_back(
-    group: EdgeGroup | None, state: GroupState | None
+    group: JoinRecord | None, state: GroupState | None
 ) -> None:
     found = overlooked(FLOW, BLOCKED, group)
     assert (None if found is None else found.group_state) is state
@@ -163,7 +163,7 @@ def test_a_look_goes_on_after_its_page_and_begins_anew_after_the_last(
         (in_state(GroupState.SATISFIED), False),
     ],
 )
-def test_a_join_holds_back_until_it_is_satisfied(group: EdgeGroup | None, held: bool) -> None:
+def test_a_join_holds_back_until_it_is_satisfied(group: JoinRecord | None, held: bool) -> None:
     assert holds_back(group) is held
 
 
@@ -199,7 +199,7 @@ def test_a_join_holds_back_until_it_is_satisfied(group: EdgeGroup | None, held: 
     ],
 )
 def test_the_first_reason_against_running_counts(
-    execution: Execution | None, group: EdgeGroup | None, status: EligibilityStatus
+    execution: Execution | None, group: JoinRecord | None, status: EligibilityStatus
 ) -> None:
     assert eligibility(execution, group) is status
 

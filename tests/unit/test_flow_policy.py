@@ -16,7 +16,7 @@ from flowfabric.core.flow_joins import (
     is_spared,
     policy_of,
 )
-from flowfabric.core.flow_records import EdgeGroup, GroupState, OnSatisfied, PolicyKind
+from flowfabric.core.flow_records import GroupState, JoinRecord, OnSatisfied, PolicyKind
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.errors import Bug, InvalidInput
@@ -24,7 +24,7 @@ from flowfabric.errors import Bug, InvalidInput
 CANCEL = OnSatisfied.CANCEL_REMAINING
 LET_RUN = OnSatisfied.LET_RUN
 
-GROUP = EdgeGroup(
+GROUP = JoinRecord(
     partition_key=1,
     downstream_id=ExecutionId("{fp:1}:00000000-0000-4000-8000-000000000001"),
     flow_id=FlowId("00000000-0000-4000-8000-000000000002"),
@@ -36,7 +36,7 @@ GROUP = EdgeGroup(
 )
 
 
-def group(policy: EdgeDependencyPolicy, **fields: int) -> EdgeGroup:
+def group(policy: EdgeDependencyPolicy, **fields: int) -> JoinRecord:
     return structs.replace(GROUP, **structs.asdict(check_policy(policy)), **fields)
 
 

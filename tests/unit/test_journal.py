@@ -11,9 +11,9 @@ from flowfabric.core.journal import (
     LINE_BYTES_MAX,
     ROOT,
     STEP_KEY_BYTES_MAX,
-    Asked,
     Going,
-    Kept,
+    MadeCall,
+    StoredCall,
     branch_name,
     identity,
     in_any_order,
@@ -31,22 +31,22 @@ from flowfabric.core.journal import (
 from flowfabric.core.step_matching import NEW, Match, Shelf
 
 
-def asked(text: str) -> Asked:
+def asked(text: str) -> MadeCall:
     """`name:digest#number`, with `!` at the end if it is parallel, `?` if only to branches that
     make no calls."""
     rest, _, number = text.rstrip("!?").partition("#")
     name, _, digest = rest.partition(":")
     quiet = text.endswith("?")
     parallel = quiet or text.endswith("!")
-    return Asked("call", name, digest, int(number or 1), parallel, quiet=quiet)
+    return MadeCall("call", name, digest, int(number or 1), parallel, quiet=quiet)
 
 
-def kept(text: str) -> Kept:
-    return Kept(text, *asked(text)[:7])
+def kept(text: str) -> StoredCall:
+    return StoredCall(text, *asked(text)[:7])
 
 
-def branch(digest: str, number: int, equal: int, same: int) -> Asked:
-    return Asked(BRANCH, "fetch", digest, number, equal=equal, same=same)
+def branch(digest: str, number: int, equal: int, same: int) -> MadeCall:
+    return MadeCall(BRANCH, "fetch", digest, number, equal=equal, same=same)
 
 
 def taken(stored: Sequence[str], *bursts: Sequence[str]) -> list[list[str]]:
@@ -158,20 +158,20 @@ def test_a_call_takes_its_own_step(
 
 def test_a_branch_may_be_new_although_later_ones_of_its_place_are_stored() -> None:
     first, second, third = (branch("", number, number, number) for number in (1, 2, 3))
-    shelf = Shelf([Kept("first", *first[:7]), Kept("third", *third[:7])])
+    shelf = Shelf([StoredCall("first", *first[:7]), StoredCall("third", *third[:7])])
     (one, two), (three,) = shelf.take([first, second]), shelf.take([third])
     assert [one.kept, two, three.kept] == [
-        Kept("first", *first[:7]),
+        StoredCall("first", *first[:7]),
         Match(),
-        Kept("third", *third[:7]),
+        StoredCall("third", *third[:7]),
     ]
 
 
 def test_a_branch_that_has_stored_nothing_takes_no_other() -> None:
-    first, second = (Asked(BRANCH, "fetch", str(number), number) for number in (1, 2))
-    shelf = Shelf([Kept("second", *second[:7])])
+    first, second = (MadeCall(BRANCH, "fetch", str(number), number) for number in (1, 2))
+    shelf = Shelf([StoredCall("second", *second[:7])])
     assert shelf.take([first])[0].kept is None
-    assert shelf.take([second])[0].kept == Kept("second", *second[:7])
+    assert shelf.take([second])[0].kept == StoredCall("second", *second[:7])
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_a_branch_is_known_by_its_ordinal_among_its_equals(
     burst: list[tuple[str, int, int, int]],
     expected: list[int | None],
 ) -> None:
-    lines = [Kept(str(n), *branch(*each)[:7]) for n, each in enumerate(stored)]
+    lines = [StoredCall(str(n), *branch(*each)[:7]) for n, each in enumerate(stored)]
     found = [each.kept for each in Shelf(lines).take([branch(*each) for each in burst])]
     assert found == [None if each is None else lines[each] for each in expected]
 
 
 def test_a_branch_is_found_at_another_place_by_its_ordinal_too() -> None:
-    (stored,) = lines = [Kept("second", *branch("a", 1, 2, 2)[:7])]
+    (stored,) = lines = [StoredCall("second", *branch("a", 1, 2, 2)[:7])]
     shelf = Shelf(lines)
     assert shelf.take_same(branch("a", 1, 1, 1)) is None
     assert shelf.take_same(branch("a", 3, 2, 2)) == stored
@@ -230,15 +230,15 @@ def test_an_inserted_call_may_be_accepted_in_place_of_the_one_it_was_taken_for()
 
 
 def test_another_kind_of_the_same_name_is_another_call() -> None:
-    (match,) = Shelf([kept("sleep")]).take([Asked("sleep", "sleep", "", 1)])
+    (match,) = Shelf([kept("sleep")]).take([MadeCall("sleep", "sleep", "", 1)])
     assert match.kept is None
     assert "step 'sleep' is and has not been asked for" in match.refusal
 
 
 def test_branches_that_share_a_number_are_told_apart_by_their_arguments() -> None:
-    stored = [Kept(f"2:{each}", BRANCH, "fetch", each, 2) for each in ("ada", "bob")]
+    stored = [StoredCall(f"2:{each}", BRANCH, "fetch", each, 2) for each in ("ada", "bob")]
     shelf = Shelf(stored)
-    calls = [Asked(BRANCH, "fetch", "bob", 1), Asked(BRANCH, "fetch", "ada", 2)]
+    calls = [MadeCall(BRANCH, "fetch", "bob", 1), MadeCall(BRANCH, "fetch", "ada", 2)]
     assert [match.kept for match in shelf.take(calls)] == [stored[1], stored[0]]
     assert shelf.left == []
 
@@ -254,29 +254,31 @@ def test_a_change_that_a_person_accepted_is_no_reason_to_refuse() -> None:
 @pytest.mark.parametrize(
     ("call", "refused"),
     [
-        pytest.param(Asked("call", "b", "1", 1, True, after=3), True, id="another name"),
-        pytest.param(Asked("uuid", "a", "1", 1, True, after=3), True, id="another kind"),
-        pytest.param(Asked("call", "a", "2", 1, True, after=3), False, id="of its name"),
-        pytest.param(Asked("call", "b", "1", 1, True, after=4), False, id="after another outcome"),
-        pytest.param(Asked("call", "b", "1", 1, True), False, id="after who knows what"),
+        pytest.param(MadeCall("call", "b", "1", 1, True, after=3), True, id="another name"),
+        pytest.param(MadeCall("uuid", "a", "1", 1, True, after=3), True, id="another kind"),
+        pytest.param(MadeCall("call", "a", "2", 1, True, after=3), False, id="of its name"),
+        pytest.param(
+            MadeCall("call", "b", "1", 1, True, after=4), False, id="after another outcome"
+        ),
+        pytest.param(MadeCall("call", "b", "1", 1, True), False, id="after who knows what"),
     ],
 )
-def test_a_line_asks_for_the_same_after_the_same_outcomes(call: Asked, refused: bool) -> None:
-    stored = Kept("a", "call", "a", "1", 1, True, after=3)
-    unknown = Kept("c", "call", "c", "1", 1, True)
+def test_a_line_asks_for_the_same_after_the_same_outcomes(call: MadeCall, refused: bool) -> None:
+    stored = StoredCall("a", "call", "a", "1", 1, True, after=3)
+    unknown = StoredCall("c", "call", "c", "1", 1, True)
     shelf = Shelf([stored, unknown])
     assert [match.refusal for match in shelf.take([call])] == [""]
     assert bool(shelf.missed(call)) == refused
     shelf.forgive(["a"])
     assert not shelf.missed(call), "a person has accepted it"
     shelf = Shelf([stored, unknown])
-    shelf.take([Asked("call", "a", "1", 1, True, after=3)])
+    shelf.take([MadeCall("call", "a", "1", 1, True, after=3)])
     assert not shelf.missed(call), "it was asked for"
 
 
 def test_a_call_made_together_with_branches_is_known_by_its_order() -> None:
-    stored = Kept("a~1", "call", "a", "1", 1, parallel=True, after=-3)
-    at_once = Asked("call", "a", "2", 1, parallel=True, quiet=True, at_once=True, after=-3)
+    stored = StoredCall("a~1", "call", "a", "1", 1, parallel=True, after=-3)
+    at_once = MadeCall("call", "a", "2", 1, parallel=True, quiet=True, at_once=True, after=-3)
     for call, found in (
         (at_once, stored),
         (at_once._replace(after=-2), None),
@@ -300,14 +302,14 @@ calls = st.tuples(st.sampled_from("ab"), st.sampled_from(("1", "2", "f.3", "f.4"
 programs = st.lists(st.lists(calls, min_size=1, max_size=4), min_size=1, max_size=5)
 
 
-def numbered(program: list[list[tuple[str, str]]]) -> list[list[Asked]]:
+def numbered(program: list[list[tuple[str, str]]]) -> list[list[MadeCall]]:
     uses: dict[str, int] = {}
     bursts = []
     for burst in program:
         made = []
         for name, digest in burst:
             uses[name] = uses.get(name, 0) + 1
-            made.append(Asked("call", name, digest, uses[name]))
+            made.append(MadeCall("call", name, digest, uses[name]))
         bursts.append(made)
     return bursts
 
@@ -318,16 +320,16 @@ def test_every_call_of_an_unchanged_program_gets_its_own_step_after_a_crash(
 ) -> None:
     bursts = numbered(program)
     whole = data.draw(st.integers(0, len(bursts)))
-    kept_of = {each: Kept(str(each), *each[:7]) for burst in bursts for each in burst}
+    stored_of = {each: StoredCall(str(each), *each[:7]) for burst in bursts for each in burst}
     stored = {each for burst in bursts[:whole] for each in burst}
     if whole < len(bursts):
         stored |= {each for each in bursts[whole] if data.draw(st.booleans())}
-    shelf = Shelf(kept_of[each] for each in stored)
+    shelf = Shelf(stored_of[each] for each in stored)
     for burst in bursts:
         for each, match in zip(burst, shelf.take(burst), strict=True):
             assert match.refusal == ""
             if each in stored:
-                assert match.kept == kept_of[each]
+                assert match.kept == stored_of[each]
             else:
                 assert match.kept is None
 
@@ -338,7 +340,7 @@ def test_changing_times_among_the_arguments_change_nothing(
 ) -> None:
     bursts = numbered(program)
     shelf = Shelf(
-        Kept(str(each.number) + each.name, *each[:7]) for burst in bursts for each in burst
+        StoredCall(str(each.number) + each.name, *each[:7]) for burst in bursts for each in burst
     )
     for burst in bursts:
         later = [each._replace(digest=f"f.{data.draw(st.integers(10, 99))}") for each in burst]
@@ -355,7 +357,7 @@ def test_no_step_is_taken_twice_and_none_by_a_call_of_another_name(
     stored: list[tuple[tuple[str, str], bool]], burst: list[tuple[str, str]]
 ) -> None:
     shelf = Shelf(
-        Kept(f"k{number}", "call", name, digest, number, parallel)
+        StoredCall(f"k{number}", "call", name, digest, number, parallel)
         for number, ((name, digest), parallel) in enumerate(stored)
     )
     (made,) = numbered([burst])
@@ -369,7 +371,7 @@ def test_no_step_is_taken_twice_and_none_by_a_call_of_another_name(
 def test_lines_are_found_again_from_the_names_they_are_stored_under() -> None:
     group = line_group(ROOT, "charge")
     first, second = (
-        Asked(BRANCH, "shop.<locals>.fetch", "0a.1b", number, parallel)
+        MadeCall(BRANCH, "shop.<locals>.fetch", "0a.1b", number, parallel)
         for number, parallel in ((1, False), (2, True))
     )
     stored = [
@@ -381,7 +383,7 @@ def test_lines_are_found_again_from_the_names_they_are_stored_under() -> None:
     found = kept_lines([*stored, ROOT, named_line(ROOT, "ada")])
     assert found.keys() == {group}
     assert sorted(found[group]) == sorted(
-        [Kept(stored[0], *first[:7]), Kept(stored[1], *second[:7])]
+        [StoredCall(stored[0], *first[:7]), StoredCall(stored[1], *second[:7])]
     )
 
 
@@ -394,14 +396,14 @@ def test_all_places_of_a_line_are_known_as_its_own() -> None:
 
 def test_a_line_without_steps_of_its_own_is_found_by_those_started_in_it() -> None:
     outer_group = line_group(ROOT, "")
-    outer = Asked(BRANCH, "shop.<locals>.outer", "0a", 1)
+    outer = MadeCall(BRANCH, "shop.<locals>.outer", "0a", 1)
     outer_id = line_id(ROOT, outer_group, outer)
     inner_group = line_group(outer_id, "")
-    inner = Asked(BRANCH, "shop.<locals>.inner", "1b", 2)
+    inner = MadeCall(BRANCH, "shop.<locals>.inner", "1b", 2)
     inner_id = line_id(outer_id, inner_group, inner)
     assert kept_lines([inner_id]) == {
-        outer_group: [Kept(outer_id, *outer[:7])],
-        inner_group: [Kept(inner_id, *inner[:7])],
+        outer_group: [StoredCall(outer_id, *outer[:7])],
+        inner_group: [StoredCall(inner_id, *inner[:7])],
     }
     assert branch_name(inner_id) == "inner[2]"
 
@@ -410,10 +412,10 @@ def test_what_a_call_creates_is_found_again_in_whatever_order_a_set_gives() -> N
     def identities(order: str) -> dict[str, str]:
         found = {}
         for number, item in enumerate(order, 1):
-            branch = Asked(BRANCH, "shop.<locals>.fetch", item, number)
+            branch = MadeCall(BRANCH, "shop.<locals>.fetch", item, number)
             line = line_id(ROOT, line_group(ROOT, ""), branch)
-            found[item] = identity([ROOT, line], Asked("submit", "submit ship", item, 1))
-            found[item * 2] = identity([ROOT], Asked("submit", "submit ship", item, number))
+            found[item] = identity([ROOT, line], MadeCall("submit", "submit ship", item, 1))
+            found[item * 2] = identity([ROOT], MadeCall("submit", "submit ship", item, number))
         return found
 
     assert identities("abc") == identities("cba")
@@ -422,25 +424,25 @@ def test_what_a_call_creates_is_found_again_in_whatever_order_a_set_gives() -> N
 
 def test_equal_calls_and_lines_create_things_of_their_own() -> None:
     group = line_group(ROOT, "")
-    call = Asked("submit", "submit ship", "0a", 1)
+    call = MadeCall("submit", "submit ship", "0a", 1)
     first, second = (
-        line_id(ROOT, group, Asked(BRANCH, "fetch", "0a", number, equal=number))
+        line_id(ROOT, group, MadeCall(BRANCH, "fetch", "0a", number, equal=number))
         for number in (1, 2)
     )
-    inner = line_id(first, line_group(first, ""), Asked(BRANCH, "fetch", "0a", 1))
+    inner = line_id(first, line_group(first, ""), MadeCall(BRANCH, "fetch", "0a", 1))
     paths = [[ROOT], ["=ada"], [ROOT, first], [ROOT, second], ["=ada", first], [ROOT, first, inner]]
     made = [identity(path, call._replace(equal=equal)) for path in paths for equal in (1, 2)]
     assert len(set(made)) == len(made)
 
 
 def test_a_wait_is_known_by_its_name_whatever_its_timeout() -> None:
-    first, later = (Asked("signal", "signal paid", digest, 1) for digest in ("0a", "1b"))
+    first, later = (MadeCall("signal", "signal paid", digest, 1) for digest in ("0a", "1b"))
     assert identity([ROOT], first) == identity([ROOT], later)
     assert identity([ROOT], first) != identity([ROOT], first._replace(equal=2))
 
 
 def test_what_a_branch_creates_is_found_again_whatever_its_place() -> None:
-    branch, call = Asked(BRANCH, "fetch", "0a", 1), Asked("submit", "submit ship", "", 1)
+    branch, call = MadeCall(BRANCH, "fetch", "0a", 1), MadeCall("submit", "submit ship", "", 1)
     places = [line_id(ROOT, line_group(ROOT, key), branch) for key in ("", "used")]
     assert places[0] != places[1]
     assert identity([ROOT, places[0]], call) == identity([ROOT, places[1]], call)
@@ -449,15 +451,17 @@ def test_what_a_branch_creates_is_found_again_whatever_its_place() -> None:
 def test_lines_deep_inside_others_stay_short_enough() -> None:
     line = ROOT
     for depth in range(50):
-        line = line_id(line, line_group(line, ""), Asked(BRANCH, "shop.<locals>.deeper", "0a", 1))
+        line = line_id(
+            line, line_group(line, ""), MadeCall(BRANCH, "shop.<locals>.deeper", "0a", 1)
+        )
         assert len(line.encode()) <= LINE_BYTES_MAX
         assert branch_name(line) == "deeper[1]"
         assert depth > 10 or len(kept_lines([line])) == depth + 1
 
 
 def test_keys_are_readable_different_and_short_enough() -> None:
-    fetch = line_id(ROOT, line_group(ROOT, "x"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
-    other = line_id(ROOT, line_group(ROOT, "y"), Asked(BRANCH, "shop.<locals>.fetch", "0a", 2))
+    fetch = line_id(ROOT, line_group(ROOT, "x"), MadeCall(BRANCH, "shop.<locals>.fetch", "0a", 2))
+    other = line_id(ROOT, line_group(ROOT, "y"), MadeCall(BRANCH, "shop.<locals>.fetch", "0a", 2))
     long = named_line(named_line(ROOT, "ü" * 200), "ü" * 200)
     calls = [asked(each) for each in ("charge", "charge#2", "charge#1", "charge:0a!", "x" * 256)]
     keys = [step_key(line, each) for line in (ROOT, fetch, other, long) for each in calls]
@@ -466,11 +470,11 @@ def test_keys_are_readable_different_and_short_enough() -> None:
     assert keys[5].startswith("charge@fetch[2].")
     assert len(set(keys)) == len(keys) - 4
     assert max(len(key.encode()) for key in keys) <= STEP_KEY_BYTES_MAX
-    assert step_key(ROOT, Asked("call", "charge#2", "", 1)) == "charge#2#1"
+    assert step_key(ROOT, MadeCall("call", "charge#2", "", 1)) == "charge#2#1"
 
 
 def test_branches_of_one_function_share_what_is_accepted_and_so_do_named_ones() -> None:
-    call = Asked("call", "charge", "1", 1)
+    call = MadeCall("call", "charge", "1", 1)
     group = line_group(ROOT, "")
     first, second = (line_id(ROOT, group, branch("1", each, each, each)) for each in (1, 2))
     other = line_id(ROOT, group, branch("1", 1, 1, 1)._replace(name="mail"))
@@ -490,9 +494,9 @@ def test_a_long_name_of_a_coroutine_keeps_its_end() -> None:
 
 
 START, LATER = line_group(ROOT, ""), line_group(ROOT, "charge")
-FETCH = line_id(ROOT, START, Asked(BRANCH, "shop.<locals>.fetch", "0a", 1))
-OTHER = line_id(ROOT, LATER, Asked(BRANCH, "shop.<locals>.other", "0a", 1))
-INNER = line_id(FETCH, line_group(FETCH, ""), Asked(BRANCH, "shop.<locals>.inner", "0a", 1))
+FETCH = line_id(ROOT, START, MadeCall(BRANCH, "shop.<locals>.fetch", "0a", 1))
+OTHER = line_id(ROOT, LATER, MadeCall(BRANCH, "shop.<locals>.other", "0a", 1))
+INNER = line_id(FETCH, line_group(FETCH, ""), MadeCall(BRANCH, "shop.<locals>.inner", "0a", 1))
 
 
 @pytest.mark.parametrize(
@@ -531,7 +535,7 @@ def test_a_moved_call_is_refused_with_the_place_where_it_is_stored() -> None:
 
 @pytest.mark.parametrize(("number", "shown"), [(1, "the sleep"), (2, "sleep number 2")])
 def test_a_sleep_is_told_without_a_name(number: int, shown: str) -> None:
-    match = Shelf([kept("a")]).take([Asked("sleep", "sleep", "", number)])[0]
+    match = Shelf([kept("a")]).take([MadeCall("sleep", "sleep", "", number)])[0]
     assert match.refusal.startswith(f"{shown} is not stored, but step 'a'")
 
 
@@ -540,7 +544,7 @@ def test_lines_in_branches_of_different_names_come_in_any_order() -> None:
 
     def inside(parent: str) -> str:
         group = line_group(parent, "")
-        return line_id(parent, group, Asked(BRANCH, "work", "", 1))
+        return line_id(parent, group, MadeCall(BRANCH, "work", "", 1))
 
     deeper = inside(inside(ada))
     apart = [(ada, bob), (inside(ada), bob), (deeper, inside(bob)), (ada, nested)]
@@ -550,11 +554,11 @@ def test_lines_in_branches_of_different_names_come_in_any_order() -> None:
 
 
 def test_a_parallel_call_finds_what_was_stored_in_order_and_differs_only_in_times() -> None:
-    def parallel(digest: str, *, quiet: bool) -> Asked:
-        return Asked("call", "save", digest, 1, parallel=True, quiet=quiet, tells=True)
+    def parallel(digest: str, *, quiet: bool) -> MadeCall:
+        return MadeCall("call", "save", digest, 1, parallel=True, quiet=quiet, tells=True)
 
     def shelf() -> Shelf:
-        return Shelf([Kept("save", "call", "save", "ada.noon", 1)])
+        return Shelf([StoredCall("save", "call", "save", "ada.noon", 1)])
 
     (quiet,) = shelf().take([parallel("ada.night", quiet=True)], "")
     assert quiet.kept is not None
@@ -565,11 +569,11 @@ def test_a_parallel_call_finds_what_was_stored_in_order_and_differs_only_in_time
 
 
 def test_by_arrival_a_call_with_other_arguments_gets_nothing_by_its_number() -> None:
-    def step(digest: str, *, tells: bool = True) -> Asked:
-        return Asked("call", "invoice", digest, 1, tells=tells)
+    def step(digest: str, *, tells: bool = True) -> MadeCall:
+        return MadeCall("call", "invoice", digest, 1, tells=tells)
 
     def shelf() -> Shelf:
-        return Shelf([Kept("invoice", "call", "invoice", "ada", 1)])
+        return Shelf([StoredCall("invoice", "call", "invoice", "ada", 1)])
 
     (in_order,) = shelf().take([step("bob")])
     assert in_order.kept is not None

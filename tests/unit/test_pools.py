@@ -1,18 +1,18 @@
 """Calls of branches that may share their items: which are in doubt, and what they stand for."""
 
-from flowfabric.core.journal import Asked, Kept
+from flowfabric.core.journal import MadeCall, StoredCall
 from flowfabric.core.pools import Burst, Pool
 from flowfabric.core.step_matching import Shelf
 
 
-def asked(name: str, digest: str, number: int = 1, *, kind: str = "call") -> Asked:
-    return Asked(kind, name, digest, number, tells=True)
+def asked(name: str, digest: str, number: int = 1, *, kind: str = "call") -> MadeCall:
+    return MadeCall(kind, name, digest, number, tells=True)
 
 
 def kept(
     name: str, digest: str, number: int = 1, *, kind: str = "call", after: str | None = None
-) -> Kept:
-    return Kept(f"{name}#{number} {digest}", kind, name, digest, number, after_key=after)
+) -> StoredCall:
+    return StoredCall(f"{name}#{number} {digest}", kind, name, digest, number, after_key=after)
 
 
 def nobody() -> bool:
@@ -23,7 +23,7 @@ def somebody() -> bool:
     return True
 
 
-def pool(*stored: Kept) -> Pool:
+def pool(*stored: StoredCall) -> Pool:
     return Pool({"a": Shelf(stored)})
 
 

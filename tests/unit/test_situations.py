@@ -21,7 +21,7 @@ from flowfabric.core.executions import (
     decide_replay,
 )
 from flowfabric.core.flow_endings import block, release
-from flowfabric.core.flow_records import EdgeGroup, ExecutionInput, GroupState
+from flowfabric.core.flow_records import ExecutionInput, GroupState, JoinRecord
 from flowfabric.core.grants import decide_keep_back, decide_let_go
 from flowfabric.core.ids import AttemptId, EdgeId, LeaseId, SignalId, WaitpointId, WaitpointKey
 from flowfabric.core.leases import (
@@ -174,7 +174,7 @@ def with_attempt_deadline(subject: Subject) -> Subject:
     return structs.replace(subject, execution=execution)
 
 
-def group(state: GroupState) -> EdgeGroup:
+def group(state: GroupState) -> JoinRecord:
     return structs.replace(GROUP, group_state=state, staged=1)
 
 

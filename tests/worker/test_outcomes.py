@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta
 
 from flowfabric import App, Context, Retry, testing
-from flowfabric.core.journal import ROOT, Asked, identity
+from flowfabric.core.journal import ROOT, MadeCall, identity
 from flowfabric.core.records import StepKind
 from flowfabric.core.states import PublicState
 from flowfabric.core.steps import NewStep
@@ -358,7 +358,7 @@ async def test_a_signal_that_an_earlier_version_refused_is_refused_in_every_run(
     run = await app.submit(work)
     claimed = await app.engine.claim(worker_id="w", worker_instance_id="w-1", kinds=["work"])
     assert claimed is not None
-    wait = identity([ROOT], Asked("signal", "signal count", "", 1))
+    wait = identity([ROOT], MadeCall("signal", "signal count", "", 1))
     step = NewStep(step_key=wait, kind=StepKind.SIGNAL, name="signal count", result=refused)
     await app.engine.record_steps([StepReport(handle=claimed.handle, step=step)])
     await app.engine.hand_back(claimed.handle, reason="done")

@@ -32,7 +32,7 @@ from flowfabric.core.decisions import (
     change,
 )
 from flowfabric.core.events import operator_event
-from flowfabric.core.journal import ROOT, Asked, Kept, siblings_name
+from flowfabric.core.journal import ROOT, MadeCall, StoredCall, siblings_name
 from flowfabric.core.leases import Fence, check_fence
 from flowfabric.core.parking import already_parked, park
 from flowfabric.core.records import Attempt, Execution, Step, StepKind
@@ -180,7 +180,7 @@ class Acceptances:
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
-    def name(self, line: str, call: Asked | Kept) -> str:
+    def name(self, line: str, call: MadeCall | StoredCall) -> str:
         """What a person accepts who lets a call run: of another name each time."""
         mark, number = _place(call)
         name = siblings_name(line, call)
@@ -191,7 +191,7 @@ class Acceptances:
         return name
 
     def given_up(
-        self, line: str, call: Asked | Kept, stored: Step | None, steps: Iterable[Step]
+        self, line: str, call: MadeCall | StoredCall, stored: Step | None, steps: Iterable[Step]
     ) -> Collection[str] | None:
         """The keys of what is given up where a call is made, and is `stored` now.
 
@@ -205,7 +205,7 @@ class Acceptances:
             return None
         return [step.step_key for step in steps if step.recorded_at_ms <= max(times)]
 
-    def only_equal(self, line: str, steps: Iterable[tuple[Kept, Step]]) -> Collection[str]:
+    def only_equal(self, line: str, steps: Iterable[tuple[StoredCall, Step]]) -> Collection[str]:
         """The keys of what is stored of a line and is for calls with the same arguments alone."""
         return frozenset(
             kept.key
@@ -218,7 +218,9 @@ class Acceptances:
         )
 
 
-def _lets_run(accepted: _Accepted, line: str, call: Asked | Kept, stored: Step | None) -> bool:
+def _lets_run(
+    accepted: _Accepted, line: str, call: MadeCall | StoredCall, stored: Step | None
+) -> bool:
     """Whether a call runs, or has run, because of what was accepted."""
     if stored is not None and stored.recorded_at_ms < accepted.at_ms:
         return False
@@ -227,14 +229,14 @@ def _lets_run(accepted: _Accepted, line: str, call: Asked | Kept, stored: Step |
     return line != ROOT or (mark, accepted.mark) != ("#", "#") or number >= accepted.number
 
 
-def _shifts(accepted: _Accepted, kept: Kept, step: Step) -> bool:
+def _shifts(accepted: _Accepted, kept: StoredCall, step: Step) -> bool:
     """Whether the number of a stored call means another call since then."""
     mark, number = _place(kept)
     is_before = step.recorded_at_ms <= accepted.at_ms
     return accepted.mark == mark and number >= accepted.number > 0 and is_before
 
 
-def _place(call: Asked | Kept) -> tuple[str, int]:
+def _place(call: MadeCall | StoredCall) -> tuple[str, int]:
     """Where it comes in the order of the code; 0 if that is a matter of who comes first."""
     if not call.parallel:
         return "#", call.number

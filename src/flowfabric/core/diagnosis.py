@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from flowfabric.core.checks import and_more, split_kind
 from flowfabric.core.conditions import Progress
 from flowfabric.core.flow_joins import needed_count, resolved_count
-from flowfabric.core.flow_records import EdgeGroup
+from flowfabric.core.flow_records import JoinRecord
 from flowfabric.core.gates import GateFacts
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.leases import lease_is_dead
@@ -47,7 +47,7 @@ class Upstream(Struct, frozen=True, kw_only=True):
 
 
 class JoinFacts(Struct, frozen=True, kw_only=True):
-    group: EdgeGroup
+    group: JoinRecord
     upstreams: tuple[Upstream, ...]
     """The first few of the unresolved ones."""
 

@@ -22,12 +22,12 @@ from flowfabric.core.flow_records import (
     CompletionDispatch,
     DependencyState,
     Edge,
-    EdgeGroup,
     ExecutionInput,
     FlowAudit,
     FlowRecord,
     FlowState,
     GroupState,
+    JoinRecord,
     PendingCancel,
 )
 from flowfabric.core.ids import FIRST_UUID, ExecutionId, make_execution_id, next_uuid
@@ -67,15 +67,15 @@ def counts(edge: Edge, ending: Ending) -> bool:
 
 class Resolution(Struct, frozen=True, kw_only=True):
     edges: tuple[Edge, ...]
-    groups: tuple[EdgeGroup, ...]
-    fired: tuple[EdgeGroup, ...]
+    groups: tuple[JoinRecord, ...]
+    fired: tuple[JoinRecord, ...]
     """The `groups` that fired now."""
     inputs: tuple[ExecutionInput, ...]
 
 
 def resolve_edges(
     edges: Iterable[Edge],
-    groups: Mapping[ExecutionId, EdgeGroup],
+    groups: Mapping[ExecutionId, JoinRecord],
     endings: Mapping[ExecutionId, Ending],
     now_ms: int,
 ) -> Resolution:
@@ -140,12 +140,12 @@ def waits_for_worker(execution: Execution) -> bool:
     )
 
 
-def holds_back(group: EdgeGroup | None) -> bool:
+def holds_back(group: JoinRecord | None) -> bool:
     """Whether a join keeps its downstream from running. One without edges does not."""
     return group is not None and group.staged > 0 and group.group_state is not GroupState.SATISFIED
 
 
-def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Execution, EdgeGroup]:
+def block(execution: Execution, group: JoinRecord, now_ms: int) -> tuple[Execution, JoinRecord]:
     """Have the execution wait for its join, from now on or once it waits for a worker again.
 
     What holds it back until then is kept in the group, unless it is a child it awaits.
@@ -167,7 +167,7 @@ def block(execution: Execution, group: EdgeGroup, now_ms: int) -> tuple[Executio
 
 def release(
     subject: decisions.Subject,
-    group: EdgeGroup,
+    group: JoinRecord,
     inputs: Sequence[ExecutionInput],
     timing: decisions.Timing,
     inputs_bytes_max: int,
@@ -199,7 +199,7 @@ def release(
     )
 
 
-def _unblocked(execution: Execution, group: EdgeGroup, now_ms: int) -> dict[str, decisions.Field]:
+def _unblocked(execution: Execution, group: JoinRecord, now_ms: int) -> dict[str, decisions.Field]:
     """The columns once the join no longer blocks: what held it back before, if anything."""
     if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
         return {}
@@ -359,7 +359,7 @@ def postponed(row: PendingCancel, now_ms: int) -> PendingCancel:
     return structs.replace(row, attempts=row.attempts + 1, due_at_ms=now_ms + pause_ms)
 
 
-def reconciled(group: EdgeGroup | None, queued: int, unended: int) -> SiblingCancelAction:
+def reconciled(group: JoinRecord | None, queued: int, unended: int) -> SiblingCancelAction:
     """What happens to upstreams queued because a join no longer needs them."""
     if not queued:
         return SiblingCancelAction.NO_OP
@@ -394,7 +394,7 @@ NO_PRIOR = MappingProxyType(
 class ReplayedJoin(Struct, frozen=True, kw_only=True):
     """The join of a member that is replayed: open again, or satisfied as before."""
 
-    group: EdgeGroup
+    group: JoinRecord
     reopened: tuple[Edge, ...] | None = None
     """Edges that wait again. None when the join stays satisfied and passes its inputs on again."""
     succeeded: Mapping[ExecutionId, Ending] = {}
@@ -408,7 +408,7 @@ def check_replayable(flow: FlowRecord) -> None:
 
 
 def reopen(
-    group: EdgeGroup, edges: Sequence[Edge], endings: Mapping[ExecutionId, Ending]
+    group: JoinRecord, edges: Sequence[Edge], endings: Mapping[ExecutionId, Ending]
 ) -> ReplayedJoin:
     """Forget the failures of the join's upstreams, dispatched or not; what they do next counts."""
     waiting = [edge for edge in edges if edge.dep_state is not DependencyState.SATISFIED]
@@ -526,7 +526,9 @@ def _following(flow_id: str, execution_id: str) -> tuple[str, str]:
     return next_uuid(flow_id) or FIRST_UUID, FIRST_UUID
 
 
-def overlooked(flow: FlowRecord, execution: Execution, group: EdgeGroup | None) -> EdgeGroup | None:
+def overlooked(
+    flow: FlowRecord, execution: Execution, group: JoinRecord | None
+) -> JoinRecord | None:
     """The fired group of an execution that waits although nothing holds it back; none if it does.
 
     An execution without a group, or with one that has no edges, waits for nothing. One that

@@ -17,11 +17,11 @@ from flowfabric.core.checks import check_choice, check_int, check_optional_text,
 from flowfabric.core.decisions import change
 from flowfabric.core.flow_records import (
     Edge,
-    EdgeGroup,
     EdgeState,
     FlowRecord,
     FlowState,
     GroupState,
+    JoinRecord,
     OnSatisfied,
     PolicyKind,
 )
@@ -100,7 +100,7 @@ def is_spared(outcome: TerminalOutcome, cancellation_reason: str | None) -> bool
     return outcome is TerminalOutcome.CANCELLED and cancellation_reason in SIBLING_REASONS
 
 
-def policy_of(group: EdgeGroup) -> EdgeDependencyPolicy:
+def policy_of(group: JoinRecord) -> EdgeDependencyPolicy:
     """The policy as users write it."""
     match group.policy_kind:
         case PolicyKind.ALL_OF:
@@ -111,16 +111,16 @@ def policy_of(group: EdgeGroup) -> EdgeDependencyPolicy:
             return JoinQuorum(k=group.k, on_satisfied=group.on_satisfied)
 
 
-def resolved_count(group: EdgeGroup) -> int:
+def resolved_count(group: JoinRecord) -> int:
     return group.succeeded + group.failed + group.skipped
 
 
-def needed_count(group: EdgeGroup) -> int:
+def needed_count(group: JoinRecord) -> int:
     """How many upstreams must succeed."""
     return group.staged if group.policy_kind is PolicyKind.ALL_OF else group.k
 
 
-def evaluate(group: EdgeGroup) -> GroupState:
+def evaluate(group: JoinRecord) -> GroupState:
     """Where the group stands. Staged edges count as still open, so none is overlooked.
 
     A quorum that has fewer edges than it needs is still being built: it waits for more.
@@ -135,7 +135,7 @@ def evaluate(group: EdgeGroup) -> GroupState:
     return GroupState.PENDING
 
 
-def count_outcome(group: EdgeGroup, outcome: TerminalOutcome, now_ms: int) -> EdgeGroup:
+def count_outcome(group: JoinRecord, outcome: TerminalOutcome, now_ms: int) -> JoinRecord:
     """The group after one more upstream has ended; it fires at most once."""
     match outcome:
         case TerminalOutcome.SUCCESS:
@@ -285,7 +285,7 @@ def check_member(flow: FlowRecord, execution_id: ExecutionId, flow_id: str | Non
         raise errors.ExecutionNotInFlow(f"{execution_id} is not a member of flow {flow.flow_id}")
 
 
-def check_can_wait(execution: Execution, group: EdgeGroup | None) -> None:
+def check_can_wait(execution: Execution, group: JoinRecord | None) -> None:
     """An execution that has ended, or whose join has fired, waits for nothing more."""
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise errors.Terminal(f"{execution.execution_id} has ended as {execution.public_state}")
@@ -432,8 +432,8 @@ def recounted(flow: FlowRecord, ended: MemberCounts) -> FlowRecord:
 # Edges and groups --------------------------------------------------------------
 
 
-def new_group(flow: FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL_OF) -> EdgeGroup:
-    return EdgeGroup(
+def new_group(flow: FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL_OF) -> JoinRecord:
+    return JoinRecord(
         partition_key=flow.partition_key,
         downstream_id=downstream_id,
         flow_id=flow.flow_id,
@@ -443,7 +443,7 @@ def new_group(flow: FlowRecord, downstream_id: ExecutionId, rule: JoinRule = ALL
     )
 
 
-def with_rule(group: EdgeGroup, rule: JoinRule) -> EdgeGroup:
+def with_rule(group: JoinRecord, rule: JoinRule) -> JoinRecord:
     """The group under another policy, which is fixed once there is an edge."""
     changed = structs.replace(
         group, policy_kind=rule.policy_kind, k=rule.k, on_satisfied=rule.on_satisfied
@@ -474,7 +474,7 @@ def new_edge(flow: FlowRecord, new: NewEdge, now_ms: int, *, applied: bool) -> E
     )
 
 
-def with_staged(group: EdgeGroup, edges: Sequence[NewEdge], *, applied: bool) -> EdgeGroup:
+def with_staged(group: JoinRecord, edges: Sequence[NewEdge], *, applied: bool) -> JoinRecord:
     return structs.replace(
         group,
         staged=group.staged + len(edges),

@@ -143,7 +143,7 @@ class Edge(Record, frozen=True, kw_only=True):
     """
 
 
-class EdgeGroup(Record, frozen=True, kw_only=True):
+class JoinRecord(Record, frozen=True, kw_only=True):
     """All edges into one execution. An execution is in one flow for life, so it has one group."""
 
     table: ClassVar[str] = "edge_group"

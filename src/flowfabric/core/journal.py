@@ -24,7 +24,7 @@ A call that matches no stored step is new. It may run only if its line has skipp
 otherwise the code no longer fits what is stored. A parallel step that was not asked for proves
 nothing, since its branch may still ask. But a line that has seen the same outcomes makes the same
 calls: if an earlier run made another call in this line after the same outcome, and this run waits
-for a new one there instead, the code has changed. That outcome is known (`Asked.after`) unless
+for a new one there instead, the code has changed. That outcome is known (`MadeCall.after`) unless
 something else may have brought the line there: a branch that works outside calls, or several
 branches that ended since its last call, any of which it may have handled first. Next to branches
 that work outside calls and make none, the order of the code counts until one of them has ended.
@@ -75,7 +75,7 @@ _INSIDE: Final = "|"
 """Between a line and one started in it."""
 
 
-class Asked(NamedTuple):
+class MadeCall(NamedTuple):
     """A call as the code makes it."""
 
     kind: str
@@ -102,7 +102,7 @@ class Asked(NamedTuple):
     """Its arguments say something that stays the same in every run."""
 
 
-class Kept(NamedTuple):
+class StoredCall(NamedTuple):
     """A step, or a line, as it is stored."""
 
     key: str
@@ -118,12 +118,12 @@ class Kept(NamedTuple):
     """The key of the call before it in its line."""
 
 
-def left_behind(asked: Asked, left: Kept) -> str:
+def left_behind(asked: MadeCall, left: StoredCall) -> str:
     """Why a new call must not run: a stored one should have been asked for before."""
     return f"{shown(asked)} is not stored, but {shown(left)} is and has not been asked for"
 
 
-def indistinct(asked: Asked) -> str:
+def indistinct(asked: MadeCall) -> str:
     """Why a call must not run that comes in the order in which other branches end."""
     return (
         f"{shown(asked)} cannot be told from others of its name: branches that make no calls of"
@@ -166,13 +166,13 @@ def may_ask_yet(line: str, going: Going) -> bool:
     )
 
 
-def moved(asked: Asked, line: str) -> str:
+def moved(asked: MadeCall, line: str) -> str:
     """Why a call must not run that is stored in a line where nobody asks for it."""
     where = _where(line)
     return f"{shown(asked)} is not stored here but in {where}, where it has not been asked for"
 
 
-def behind(asked: Asked, here: str, left: Kept, line: str) -> str:
+def behind(asked: MadeCall, here: str, left: StoredCall, line: str) -> str:
     """Why a call must not run in its line, while something is left in that line or another."""
     if here == line:
         return left_behind(asked, left)
@@ -196,7 +196,7 @@ def firm(digest: str) -> str:
     return digest.partition(".")[0]
 
 
-def shown(call: Asked | Kept) -> str:
+def shown(call: MadeCall | StoredCall) -> str:
     if call.kind == StepKind.SLEEP:
         return "the sleep" if call.number == 1 else f"sleep number {call.number}"
     what = "the branch" if call.kind == BRANCH else "step" if call.kind == "call" else ""
@@ -237,7 +237,7 @@ def parent_of_group(group: str) -> str:
     return group[:_PARENT_CHARS]
 
 
-def line_id(parent: str, group: str, asked: Asked) -> str:
+def line_id(parent: str, group: str, asked: MadeCall) -> str:
     """A line inside its parent, which may have no steps of its own and is found by it then."""
     parallel = "p" if asked.parallel else ""
     ordinals = f"{asked.number}:{asked.equal}:{asked.same}"
@@ -256,7 +256,7 @@ def branch_name(line: str) -> str:
     return f"{kept.name.rpartition('.')[2]}[{kept.number}]"
 
 
-def identity(lines: Sequence[str], asked: Asked) -> str:
+def identity(lines: Sequence[str], asked: MadeCall) -> str:
     """What identifies a call before it is stored: its arguments, then its ordinal among equals.
 
     The ids of what a call creates outside the journal are derived from it. So a loop over a set,
@@ -312,9 +312,9 @@ def started_beside(line: str) -> bool:
     )
 
 
-def kept_lines(line_ids: Iterable[str]) -> dict[str, list[Kept]]:
+def kept_lines(line_ids: Iterable[str]) -> dict[str, list[StoredCall]]:
     """The stored lines by the place they were started at; without those that have names."""
-    groups: dict[str, list[Kept]] = {}
+    groups: dict[str, list[StoredCall]] = {}
     for each in with_parents(line_ids):
         if each != ROOT and not each.startswith("="):
             groups.setdefault(group_of(each), []).append(_kept_line(each))
@@ -330,10 +330,10 @@ def pooled(line_ids: Iterable[str]) -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def _kept_line(line: str) -> Kept:
+def _kept_line(line: str) -> StoredCall:
     _, number, equal, same, digest, parallel, label = _own(line)
     ordinals = int(equal), int(same)
-    return Kept(line, BRANCH, label, digest, int(number), parallel == "p", *ordinals)
+    return StoredCall(line, BRANCH, label, digest, int(number), parallel == "p", *ordinals)
 
 
 def group_of(line: str) -> str:
@@ -345,7 +345,7 @@ def _own(line: str) -> list[str]:
     return line.rpartition(_INSIDE)[2].split(":", 6)
 
 
-def step_key(line: str, asked: Asked) -> str:
+def step_key(line: str, asked: MadeCall) -> str:
     """A name for a step: `charge`, `charge#2`; in a branch `charge@fetch[2].1f3a9c0b2d`."""
     key = asked.name
     if asked.parallel:
@@ -359,7 +359,7 @@ def step_key(line: str, asked: Asked) -> str:
     return _short(key)
 
 
-def siblings_name(line: str, call: Asked | Kept) -> str:
+def siblings_name(line: str, call: MadeCall | StoredCall) -> str:
     """A call as a person accepts it: the same in all branches that are like this one."""
     name = call.name if call.kind == StepKind.CALL else f"{call.kind} {call.name}"
     if line == ROOT:

@@ -27,7 +27,7 @@ that, each branch sticks to its own stored steps (see `journal`). These rules ar
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from flowfabric.core.journal import Asked, Kept, alike, left_behind, shown
+from flowfabric.core.journal import MadeCall, StoredCall, alike, left_behind, shown
 from flowfabric.core.records import StepKind
 from flowfabric.core.step_matching import NEW, Match, Shelf, taken_by_another
 
@@ -39,7 +39,7 @@ class Burst(NamedTuple):
     """Calls a branch makes together."""
 
     line: str
-    calls: Sequence[Asked]
+    calls: Sequence[MadeCall]
     after: str | None
     """The key of the call before them."""
     after_value: bool = False
@@ -54,7 +54,7 @@ class Pool:
     def __init__(self, shelves: Mapping[str, Shelf]) -> None:
         """`shelves` by line."""
         self._shelves = shelves
-        self._steps: dict[str, tuple[str, Kept]] = {}
+        self._steps: dict[str, tuple[str, StoredCall]] = {}
         self._alike: dict[tuple[str, str, str], list[str]] = {}
         self._followers: dict[str, list[str]] = {}
         self._changing: set[tuple[str, str]] = set()
@@ -137,7 +137,7 @@ class Pool:
         return list(going_on) or list(exact)
 
     @staticmethod
-    def _is_free(kept: Kept, owner: str, going_on: Mapping[str, Collection[str]]) -> bool:
+    def _is_free(kept: StoredCall, owner: str, going_on: Mapping[str, Collection[str]]) -> bool:
         return not going_on.get(owner) or kept.key in going_on[owner]
 
     def take(self, burst: Burst) -> list[Match]:
@@ -159,14 +159,14 @@ class Pool:
             for asked, match in zip(burst.calls, matches, strict=True)
         ]
 
-    def _unless_given_away(self, asked: Asked, new: Match) -> Match:
+    def _unless_given_away(self, asked: MadeCall, new: Match) -> Match:
         """Refuse a call whose step a branch has given to a call with other arguments."""
         left = any(map(self._is_left, self._alike.get(_alike(asked), ())))
         given = (shelf.given_away(asked) for shelf in self._shelves.values())
         kept = None if left or not _tells(asked) else next(filter(None, given), None)
         return new if kept is None else Match(None, taken_by_another(asked), kept)
 
-    def _take_one(self, burst: Burst, asked: Asked) -> Match:
+    def _take_one(self, burst: Burst, asked: MadeCall) -> Match:
         kept = next(self._candidates(burst, asked), None)
         if kept is None:
             return self._new(burst, asked)
@@ -175,7 +175,7 @@ class Pool:
         self._shelf(self._steps[kept.key][0]).remove(kept)
         return Match(kept)
 
-    def _new(self, burst: Burst, asked: Asked) -> Match:
+    def _new(self, burst: Burst, asked: MadeCall) -> Match:
         """A call that is stored nowhere; refused if another name followed the same step."""
         for key in self._followers.get(burst.after or "", ()):
             line, kept = self._steps[key]
@@ -185,7 +185,7 @@ class Pool:
                 return Match(None, left_behind(asked, kept))
         return NEW
 
-    def left_after(self, key: str | None) -> Kept | None:
+    def left_after(self, key: str | None) -> StoredCall | None:
         """The step that followed another in its branch, not in parallel, and is still to come."""
         followers = (self._steps[each] for each in self._followers.get(key or "", ()))
         return next(
@@ -199,7 +199,7 @@ class Pool:
 
     # Candidates
 
-    def _candidates(self, burst: Burst, asked: Asked) -> Iterator[Kept]:
+    def _candidates(self, burst: Burst, asked: MadeCall) -> Iterator[StoredCall]:
         """What a call may stand for once branches have exchanged items, best first."""
         left = [
             self._steps[key] for key in self._alike.get(_alike(asked), ()) if self._is_left(key)
@@ -215,7 +215,7 @@ class Pool:
             )
             yield from (kept for *_, kept in others)
 
-    def _is_known(self, burst: Burst, asked: Asked) -> bool:
+    def _is_known(self, burst: Burst, asked: MadeCall) -> bool:
         """Whether a call finds its step without those of other branches."""
         if self.exchanged:
             first = next(self._candidates(burst, asked), None)
@@ -225,11 +225,11 @@ class Pool:
             for key in self._alike.get(_alike(asked), ())
         )
 
-    def _skips(self, burst: Burst, asked: Asked) -> bool:
+    def _skips(self, burst: Burst, asked: MadeCall) -> bool:
         """Whether a branch may have reached a different one of its own items than last time."""
         return _tells(asked) and self._guessed(burst, asked) is not None
 
-    def _exact(self, burst: Burst, asked: Asked) -> list[tuple[str, Kept]]:
+    def _exact(self, burst: Burst, asked: MadeCall) -> list[tuple[str, StoredCall]]:
         """What is left with the same arguments in other branches; once exchanged, in any."""
         if not _tells(asked):
             return []
@@ -240,7 +240,7 @@ class Pool:
             if (self.exchanged or line != burst.line) and self._is_left(kept.key)
         ]
 
-    def _wanted(self, burst: Burst) -> list[tuple[str, Kept]]:
+    def _wanted(self, burst: Burst) -> list[tuple[str, StoredCall]]:
         return [
             each
             for asked in burst.calls
@@ -248,7 +248,7 @@ class Pool:
             for each in self._exact(burst, asked)
         ]
 
-    def _guessed(self, burst: Burst, asked: Asked) -> Kept | None:
+    def _guessed(self, burst: Burst, asked: MadeCall) -> StoredCall | None:
         """What a call with other arguments stands for by its number."""
         if (asked.kind, asked.name) in self._changing:
             return None
@@ -270,7 +270,7 @@ class Pool:
         found = (shelf.numbered(asked) for asked in burst.calls)
         return [kept.key for kept in found if kept is not None]
 
-    def _follows_value(self, kept: Kept) -> bool:
+    def _follows_value(self, kept: StoredCall) -> bool:
         _, before = self._steps.get(kept.after_key or "", ("", None))
         return before is not None and before.kind in VALUES
 
@@ -284,20 +284,20 @@ class Pool:
 _EMPTY: Final = Shelf(())
 
 
-def _alike(call: Asked | Kept) -> tuple[str, str, str]:
+def _alike(call: MadeCall | StoredCall) -> tuple[str, str, str]:
     # How long a sleep is says nothing about an item.
     return alike(call.kind, call.name, "" if call.kind == StepKind.SLEEP else call.digest)
 
 
-def _tells(asked: Asked) -> bool:
+def _tells(asked: MadeCall) -> bool:
     return asked.tells and asked.kind != StepKind.SLEEP
 
 
-def _is_of(kept: Kept, asked: Asked) -> bool:
+def _is_of(kept: StoredCall, asked: MadeCall) -> bool:
     return kept.kind == asked.kind and kept.name == asked.name
 
 
-def _mixed(asked: Asked) -> str:
+def _mixed(asked: MadeCall) -> str:
     return (
         f"{shown(asked)} is stored, but branches that share their items have taken other ones this"
         " time, and a time, a random value or a signal was asked for before it: that may belong to"
@@ -306,7 +306,7 @@ def _mixed(asked: Asked) -> str:
     )
 
 
-def may_be_of_another(asked: Asked) -> str:
+def may_be_of_another(asked: MadeCall) -> str:
     """Why a new branch must not run where another is stored: their items may be swapped."""
     return (
         f"{shown(asked)} is not stored, but another one is in its place: branches of the function"

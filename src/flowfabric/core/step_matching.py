@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from flowfabric.core.journal import BRANCH, Asked, Kept, firm, left_behind, shown
+from flowfabric.core.journal import BRANCH, MadeCall, StoredCall, firm, left_behind, shown
 from flowfabric.core.records import StepKind
 
 _WITH_ARGUMENTS: Final = (StepKind.CALL, StepKind.SUBMIT)
@@ -18,10 +18,10 @@ _WITH_ARGUMENTS: Final = (StepKind.CALL, StepKind.SUBMIT)
 class Match(NamedTuple):
     """What a call stands for: a stored step, or nothing yet."""
 
-    kept: Kept | None = None
+    kept: StoredCall | None = None
     refusal: str = ""
     """Why a call that stands for nothing yet must not run."""
-    given_away: Kept | None = None
+    given_away: StoredCall | None = None
     """What is stored of it, if another call was given that by its number."""
 
 
@@ -31,19 +31,19 @@ NEW: Final = Match()
 class Shelf:
     """What is stored of one line and has not been asked for in this run."""
 
-    def __init__(self, kept: Iterable[Kept], only_equal: Collection[str] = ()) -> None:
+    def __init__(self, kept: Iterable[StoredCall], only_equal: Collection[str] = ()) -> None:
         """`only_equal` are the keys of steps that only a call with equal arguments may take."""
         self._only_equal = only_equal
-        self._equal: dict[tuple[str, str, str], dict[tuple[int, bool], Kept]] = {}
-        self._firm: dict[tuple[str, str, int], dict[str, Kept]] = {}
+        self._equal: dict[tuple[str, str, str], dict[tuple[int, bool], StoredCall]] = {}
+        self._firm: dict[tuple[str, str, int], dict[str, StoredCall]] = {}
         """Branches by name, firm arguments and their ordinal among equals."""
-        self._ordered: dict[tuple[str, str], dict[int, dict[str, Kept]]] = {}
+        self._ordered: dict[tuple[str, str], dict[int, dict[str, StoredCall]]] = {}
         """By number. Branches started in no certain order may share one."""
-        self._parallel: dict[tuple[str, str], dict[str, Kept]] = {}
+        self._parallel: dict[tuple[str, str], dict[str, StoredCall]] = {}
         """By name. If a name has any, the numbers of its other calls depend on timing."""
-        self._after: dict[int, list[Kept]] = {}
+        self._after: dict[int, list[StoredCall]] = {}
         """Parallel steps, by the outcome that came before the call."""
-        self._left: dict[str, Kept] = {}
+        self._left: dict[str, StoredCall] = {}
         self._forgiven: set[str] = set()
         self._burst: set[tuple[str, str, int]] = set()
         self._by_arrival = False
@@ -55,7 +55,7 @@ class Shelf:
         """The key of the step before each."""
         self._numbers: set[tuple[str, str, int]] = set()
         """What was stored in the order of the code, taken or not."""
-        self._guessed: dict[tuple[str, str, str], Kept] = {}
+        self._guessed: dict[tuple[str, str, str], StoredCall] = {}
         """What was given, by its number, to a call with other arguments."""
         self.untouched = True
         """Nothing has been taken off it in this run."""
@@ -77,21 +77,21 @@ class Shelf:
             self._left[each.key] = each
 
     @property
-    def left(self) -> list[Kept]:
+    def left(self) -> list[StoredCall]:
         return list(self._left.values())
 
     def holds(self, key: str) -> bool:
         """Whether it has not been asked for yet."""
         return key in self._left
 
-    def numbered(self, asked: Asked) -> Kept | None:
+    def numbered(self, asked: MadeCall) -> StoredCall | None:
         """What a call stands for by its number alone, although it has other arguments."""
         kept = self._numbered(asked)
         return kept if kept is not None and _differs(kept, asked) else None
 
     def take(
         self,
-        burst: Sequence[Asked],
+        burst: Sequence[MadeCall],
         forked_after: str | None = None,
         *,
         by_arrival: bool = False,
@@ -105,7 +105,7 @@ class Shelf:
         self._by_arrival = by_arrival
         if not self._left and not self._guessed:
             return [NEW] * len(burst)
-        found: list[Kept | None] = [None] * len(burst)
+        found: list[StoredCall | None] = [None] * len(burst)
         self._burst = {(asked.kind, asked.name, asked.number) for asked in burst}
         passes = (self._same, self._equal_to, self._alike, self._numbered)
         for candidate in passes if self._left else ():
@@ -125,7 +125,7 @@ class Shelf:
             for asked, kept in zip(burst, found, strict=True)
         ]
 
-    def given_away(self, asked: Asked) -> Kept | None:
+    def given_away(self, asked: MadeCall) -> StoredCall | None:
         """What is stored for a call, if another call has it: their order has changed."""
         equal = asked.kind, asked.name, asked.digest
         return None if self._equal.get(equal) else self._guessed.get(equal)
@@ -134,11 +134,11 @@ class Shelf:
         """No longer count these as skipped steps: a person has accepted that they were skipped."""
         self._forgiven.update(self._left.keys() & keys)
 
-    def has_equal(self, asked: Asked) -> bool:
+    def has_equal(self, asked: MadeCall) -> bool:
         """Whether something with the same name and arguments is left."""
         return self._same(asked) is not None or self._alike(asked) is not None
 
-    def take_same(self, asked: Asked) -> Kept | None:
+    def take_same(self, asked: MadeCall) -> StoredCall | None:
         """Take off what has the same name, arguments and ordinal among its equals."""
         return self._remove(self._same(asked)) if self._left else None
 
@@ -152,15 +152,15 @@ class Shelf:
         return self._left.keys() - self._forgiven
 
     @property
-    def behind(self) -> Kept | None:
+    def behind(self) -> StoredCall | None:
         """A step that the code should have asked for before anything new."""
         return next(self._behind(), None)
 
-    def _behind(self) -> Iterator[Kept]:
+    def _behind(self) -> Iterator[StoredCall]:
         left = self._left.values()
         return (kept for kept in left if not kept.parallel and kept.key not in self._forgiven)
 
-    def _behind_call(self, asked: Asked, forked_after: str | None) -> Kept | None:
+    def _behind_call(self, asked: MadeCall, forked_after: str | None) -> StoredCall | None:
         """The same for one call. While branches run, a call may come earlier than steps that an
         earlier run made after they ended; steps from before they started come first in every run.
         """
@@ -181,7 +181,7 @@ class Shelf:
             each = self._before[each]
         return found
 
-    def missed(self, asked: Asked) -> str:
+    def missed(self, asked: MadeCall) -> str:
         """Why a call that holds its line must not run: an earlier run made a different one there.
 
         It did so in the same line, after the same outcomes. A call of the same name does not count:
@@ -192,18 +192,18 @@ class Shelf:
                 return left_behind(asked, kept)
         return ""
 
-    def _beside(self, asked: Asked) -> Iterator[Kept]:
+    def _beside(self, asked: MadeCall) -> Iterator[StoredCall]:
         """What was asked for at the same moment, and has not been in this run."""
         found = () if asked.after is None else self._after.get(asked.after, ())
         return (kept for kept in found if kept.key in self._left)
 
     # Candidates, best first
 
-    def _same(self, asked: Asked) -> Kept | None:
+    def _same(self, asked: MadeCall) -> StoredCall | None:
         equal = self._equal.get((asked.kind, asked.name, asked.digest))
         return equal.get(_rank(asked)) if equal else None
 
-    def _equal_to(self, asked: Asked) -> Kept | None:
+    def _equal_to(self, asked: MadeCall) -> StoredCall | None:
         equal = self._equal.get((asked.kind, asked.name, asked.digest))
         # Among equal branches the ordinal tells which is which, although some are not stored.
         if not equal or asked.kind == BRANCH:
@@ -213,7 +213,7 @@ class Shelf:
             return None
         return next((kept for kept in equal.values() if self._moved(asked, kept)), None)
 
-    def _moved(self, asked: Asked, kept: Kept) -> bool:
+    def _moved(self, asked: MadeCall, kept: StoredCall) -> bool:
         """Whether the order has changed, rather than that an equal call is still to come."""
         return (
             asked.parallel
@@ -223,7 +223,7 @@ class Shelf:
             or (asked.kind, asked.name, asked.number) in self._numbers
         )
 
-    def _alike(self, asked: Asked) -> Kept | None:
+    def _alike(self, asked: MadeCall) -> StoredCall | None:
         if asked.kind == BRANCH:
             return next(iter(self._firm.get(_firm_rank(asked), {}).values()), None)
         if asked.quiet:
@@ -233,13 +233,13 @@ class Shelf:
         kept = self._at_number(asked)
         return kept if kept is not None and _is_alike(asked, kept) else None
 
-    def _with_other_times(self, asked: Asked) -> Iterator[Kept]:
+    def _with_other_times(self, asked: MadeCall) -> Iterator[StoredCall]:
         """What was stored in the order of the code, and differs in nothing but times."""
         ordered = self._ordered.get((asked.kind, asked.name), {})
         numbered = itertools.chain.from_iterable(each.values() for each in ordered.values())
         return (kept for kept in numbered if firm(kept.digest) == firm(asked.digest))
 
-    def _numbered(self, asked: Asked) -> Kept | None:
+    def _numbered(self, asked: MadeCall) -> StoredCall | None:
         if asked.name in self._reordered or self._is_by_chance(asked):
             return None
         kept = self._at_number(asked)
@@ -247,7 +247,7 @@ class Shelf:
             return None
         return kept
 
-    def _is_of_another(self, asked: Asked, kept: Kept) -> bool:
+    def _is_of_another(self, asked: MadeCall, kept: StoredCall) -> bool:
         """Whether an earlier run may have made the call for another item at this place."""
         return (
             self._by_arrival
@@ -256,12 +256,12 @@ class Shelf:
             and _differs(kept, asked)
         )
 
-    def _is_by_chance(self, asked: Asked) -> bool:
+    def _is_by_chance(self, asked: MadeCall) -> bool:
         """Whether the number of a call with arguments is a matter of chance."""
         name = asked.kind, asked.name
         return asked.kind in _WITH_ARGUMENTS and name in self._by_chance and not asked.at_once
 
-    def _at_number(self, asked: Asked) -> Kept | None:
+    def _at_number(self, asked: MadeCall) -> StoredCall | None:
         if asked.at_once:
             return next((kept for kept in self._beside(asked) if _is_of(kept, asked)), None)
         if asked.parallel:
@@ -269,7 +269,7 @@ class Shelf:
         numbered = self._ordered.get((asked.kind, asked.name), {}).get(asked.number)
         return next(iter(numbered.values())) if numbered else None
 
-    def _left_over(self, asked: Asked) -> Kept | None:
+    def _left_over(self, asked: MadeCall) -> StoredCall | None:
         """The first step of its name that earlier calls have left, if only times differ."""
         ordered = self._ordered.get((asked.kind, asked.name))
         if not ordered or asked.parallel or asked.kind == BRANCH:
@@ -277,12 +277,12 @@ class Shelf:
         kept = next(iter(next(iter(ordered.values())).values()))
         return kept if firm(kept.digest) == firm(asked.digest) else None
 
-    def _remove(self, kept: Kept | None) -> Kept | None:
+    def _remove(self, kept: StoredCall | None) -> StoredCall | None:
         if kept is not None:
             self.remove(kept)
         return kept
 
-    def remove(self, kept: Kept) -> None:
+    def remove(self, kept: StoredCall) -> None:
         self.untouched = False
         name = kept.kind, kept.name
         equal = self._equal[*name, kept.digest]
@@ -299,7 +299,7 @@ class Shelf:
                 del ordered[kept.number]
         del self._left[kept.key]
 
-    def _may_come(self, asked: Asked) -> bool:
+    def _may_come(self, asked: MadeCall) -> bool:
         """Whether the stored branches at a place may still be started after a new one.
 
         Code may start branches there in several batches, and a branch without steps is not
@@ -310,7 +310,7 @@ class Shelf:
             kept.name == asked.name for kept in self._left.values() if not kept.parallel
         )
 
-    def refusal(self, asked: Asked, forked_after: str | None = None) -> str:
+    def refusal(self, asked: MadeCall, forked_after: str | None = None) -> str:
         """Why a call that is not stored must not run; empty if it may."""
         if self.given_away(asked) is not None:
             return taken_by_another(asked)
@@ -341,7 +341,7 @@ class Shelf:
         return ""
 
 
-def taken_by_another(asked: Asked) -> str:
+def taken_by_another(asked: MadeCall) -> str:
     """Why a call must not run whose stored step was given to a call with other arguments."""
     return (
         f"{shown(asked)} is stored, but another call of this name has been given its"
@@ -350,30 +350,30 @@ def taken_by_another(asked: Asked) -> str:
     )
 
 
-def _rank(call: Asked | Kept) -> tuple[int, bool]:
+def _rank(call: MadeCall | StoredCall) -> tuple[int, bool]:
     """What tells a call from others of its name and arguments."""
     return (call.same, False) if call.kind == BRANCH else (call.number, call.parallel)
 
 
-def _is_of(kept: Kept, asked: Asked) -> bool:
+def _is_of(kept: StoredCall, asked: MadeCall) -> bool:
     return kept.kind == asked.kind and kept.name == asked.name
 
 
-def _is_alike(asked: Asked, kept: Kept) -> bool:
+def _is_alike(asked: MadeCall, kept: StoredCall) -> bool:
     return kept.number == asked.number and firm(kept.digest) == firm(asked.digest)
 
 
-def _differs(kept: Kept, asked: Asked) -> bool:
+def _differs(kept: StoredCall, asked: MadeCall) -> bool:
     """Whether a call was given a step of another, as far as its arguments tell."""
     # How long a sleep is may differ in every run.
     return firm(kept.digest) != firm(asked.digest) and asked.kind != StepKind.SLEEP
 
 
-def _firm_rank(call: Asked | Kept) -> tuple[str, str, int]:
+def _firm_rank(call: MadeCall | StoredCall) -> tuple[str, str, int]:
     return call.name, firm(call.digest), call.equal
 
 
-def _reordered(burst: Sequence[Asked], found: Sequence[Kept | None]) -> Collection[str]:
+def _reordered(burst: Sequence[MadeCall], found: Sequence[StoredCall | None]) -> Collection[str]:
     """The names of branches that are stored under other numbers: numbers mean nothing for them."""
     return {
         asked.name

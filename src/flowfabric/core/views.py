@@ -475,7 +475,7 @@ def edge_snapshot(edge: flow_records.Edge) -> EdgeSnapshot:
     )
 
 
-def group_snapshot(group: flow_records.EdgeGroup) -> EdgeGroupSnapshot:
+def group_snapshot(group: flow_records.JoinRecord) -> EdgeGroupSnapshot:
     return EdgeGroupSnapshot(
         downstream_execution_id=group.downstream_id,
         policy=flow_joins.policy_of(group),
@@ -527,7 +527,7 @@ def flow_summary(
 
 
 def eligibility(
-    execution: records.Execution | None, group: flow_records.EdgeGroup | None
+    execution: records.Execution | None, group: flow_records.JoinRecord | None
 ) -> EligibilityStatus:
     """Whether dependencies let the execution run; the first reason against it counts."""
     if execution is None:

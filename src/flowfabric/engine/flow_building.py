@@ -16,7 +16,7 @@ from flowfabric.core.bounds import BATCH_MAX, EDGE_APPLY_AFTER_MS, JOIN_EDGES_MA
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.decisions import Changes
 from flowfabric.core.flow_endings import Ending, block
-from flowfabric.core.flow_records import Edge, EdgeGroup, EdgeState, FlowRecord
+from flowfabric.core.flow_records import Edge, EdgeState, FlowRecord, JoinRecord
 from flowfabric.core.ids import (
     ExecutionId,
     FlowId,
@@ -502,7 +502,7 @@ class _Building:
         before = await self.engine.lock_flow(tx, self.flow_id)
         now_ms = await tx.now_ms()
         flow_joins.check_open(before)
-        self.groups: dict[ExecutionId, EdgeGroup] = {}
+        self.groups: dict[ExecutionId, JoinRecord] = {}
         """The groups of downstreams, with their new edges."""
         flow = await self._adopt(tx, before, now_ms) if self.adopted else before
         created = await self._create(tx, flow, now_ms) if self.new_members else []
@@ -558,7 +558,7 @@ class _Building:
         flow: FlowRecord,
         join: CheckedJoin,
         execution: Execution,
-        group: EdgeGroup | None,
+        group: JoinRecord | None,
         now_ms: int,
     ) -> Execution:
         """The downstream as it waits for its join, whose group has the new edges."""

@@ -22,9 +22,9 @@ from flowfabric.core.flow_records import (
     CancellationPolicy,
     CompletionDispatch,
     Edge,
-    EdgeGroup,
     EdgeState,
     FlowRecord,
+    JoinRecord,
     PendingCancel,
 )
 from flowfabric.core.ids import ExecutionId, FlowId, partition_of, uuid_of
@@ -282,7 +282,7 @@ class FlowOperators(FlowGroup):
             rows = await tx.lock(PendingCancel, keys)
             siblings = (await tx.get(Execution, keys)).values()
             unended = [e for e in siblings if e.lifecycle_phase is not LifecyclePhase.TERMINAL]
-            group = await tx.get_one(EdgeGroup, key)
+            group = await tx.get_one(JoinRecord, key)
             action = flow_endings.reconciled(group, len(rows), len(unended))
             if action is not results.SiblingCancelAction.NO_OP:
                 await tx.save(Changes(deletes=tuple(rows.values())))
@@ -593,7 +593,7 @@ class _Replaying:
         self, tx: Transaction, execution_id: ExecutionId
     ) -> flow_endings.ReplayedJoin | None:
         """What the member waits for: its join opened again, or what a satisfied one passes."""
-        group = await tx.lock_one(EdgeGroup, shell.execution_key(execution_id))
+        group = await tx.lock_one(JoinRecord, shell.execution_key(execution_id))
         if group is None or group.staged == 0:
             return None
         if not flow_endings.holds_back(group):

@@ -90,7 +90,7 @@ FOUND = (
     flow_records.CompletionDispatch,
     flow_records.EndedUpstream,
     flow_records.Edge,
-    flow_records.EdgeGroup,
+    flow_records.JoinRecord,
     Execution,
 )
 """What `read_for_dispatch` returns side by side, in the order in which `save` compares it."""
@@ -102,7 +102,7 @@ class FoundEndings(Struct, frozen=True):
     flows: dict[FlowId, flow_records.FlowRecord] = {}
     endings: dict[ExecutionId, QueuedEnding] = {}
     edges: list[flow_records.Edge] = []
-    groups: dict[ExecutionId, flow_records.EdgeGroup] = {}
+    groups: dict[ExecutionId, flow_records.JoinRecord] = {}
     subjects: dict[ExecutionId, Subject] = {}
 
 
@@ -130,7 +130,7 @@ def _take_edge(found: FoundEndings, each: Joined) -> bool:
     """Add the edge of a row, if any; False if its downstream was claimed or has more rows."""
     edge, group, downstream = (
         each.get(flow_records.Edge),
-        each.get(flow_records.EdgeGroup),
+        each.get(flow_records.JoinRecord),
         each.get(Execution),
     )
     if edge is None:
@@ -159,7 +159,7 @@ def _has_rows(execution: Execution) -> bool:
 
 # A member that is about to end, without locks
 
-MEMBER = (flow_records.FlowRecord, flow_records.Edge, flow_records.EdgeGroup, Execution)
+MEMBER = (flow_records.FlowRecord, flow_records.Edge, flow_records.JoinRecord, Execution)
 """What `read_for_completion` returns side by side, in the order in which `save` compares it."""
 
 

@@ -10,7 +10,7 @@ from flowfabric.core.bounds import FLOW_EDGES_MAX, PAGE_MAX
 from flowfabric.core.changed_code import blocked_by_code
 from flowfabric.core.checks import check_int, check_tag_key, check_tags
 from flowfabric.core.decisions import Changes
-from flowfabric.core.flow_records import Edge, EdgeGroup, FlowRecord, FlowState, FlowTag
+from flowfabric.core.flow_records import Edge, FlowRecord, FlowState, FlowTag, JoinRecord
 from flowfabric.core.records import Execution
 from flowfabric.core.states import PublicState
 from flowfabric.engine.flows import FlowGroup, check_edge_id, inputs_of, member_counts
@@ -243,7 +243,7 @@ class FlowReads(FlowGroup):
 
         async def body(reader: Reader) -> views.EligibilityStatus:
             execution = await reader.get_one(Execution, key)
-            group = await reader.get_one(EdgeGroup, key)
+            group = await reader.get_one(JoinRecord, key)
             return views.eligibility(execution, group)
 
         return await self.store.read(body)
@@ -367,7 +367,7 @@ async def _groups(
 ) -> tuple[views.EdgeGroupSnapshot, ...]:
     groups = await _read_on(
         lambda start, size: reader.select_records(
-            EdgeGroup, "list_edge_groups", flow_id=flow_id, start=start, limit=size
+            JoinRecord, "list_edge_groups", flow_id=flow_id, start=start, limit=size
         ),
         start,
         lambda group: ids.start_after(ids.uuid_of(group.downstream_id)),

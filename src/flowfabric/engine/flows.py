@@ -16,7 +16,7 @@ from flowfabric import errors
 from flowfabric.core import flow_joins
 from flowfabric.core.decisions import NO_CHANGES, Changes, Subject, combine, held_until_ms
 from flowfabric.core.flow_endings import Ending, Resolution, release, resolve_edges
-from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput, FlowRecord, GroupState
+from flowfabric.core.flow_records import Edge, ExecutionInput, FlowRecord, GroupState, JoinRecord
 from flowfabric.core.ids import (
     EdgeId,
     ExecutionId,
@@ -88,7 +88,7 @@ async def inputs_of(
 
 
 async def passed_to(
-    reader: Reader, fired: Sequence[EdgeGroup], new_inputs: Sequence[ExecutionInput]
+    reader: Reader, fired: Sequence[JoinRecord], new_inputs: Sequence[ExecutionInput]
 ) -> dict[ExecutionId, dict[str, ExecutionInput]]:
     """What upstreams pass to the downstreams of groups that fired: stored before, and new."""
     passing = {
@@ -134,9 +134,9 @@ def skipped_among(changes: Changes) -> list[ExecutionId]:
 
 async def lock_groups(
     tx: Transaction, downstream_ids: Iterable[ExecutionId]
-) -> dict[ExecutionId, EdgeGroup]:
+) -> dict[ExecutionId, JoinRecord]:
     keys = [shell.execution_key(each) for each in sorted(set(downstream_ids))]
-    return {each.downstream_id: each for each in (await tx.lock(EdgeGroup, keys)).values()}
+    return {each.downstream_id: each for each in (await tx.lock(JoinRecord, keys)).values()}
 
 
 async def lock_edge(tx: Transaction, flow: FlowRecord, edge_id: EdgeId) -> Edge | None:
@@ -272,7 +272,7 @@ class FlowGroup(shell.Group):
         self,
         tx: Transaction,
         edges: Iterable[Edge],
-        groups: Mapping[ExecutionId, EdgeGroup],
+        groups: Mapping[ExecutionId, JoinRecord],
         endings: Mapping[ExecutionId, Ending],
         also: Changes = NO_CHANGES,
     ) -> ResolvedEdges:
@@ -285,7 +285,7 @@ class FlowGroup(shell.Group):
     async def fire(
         self,
         tx: Transaction,
-        fired: Sequence[EdgeGroup],
+        fired: Sequence[JoinRecord],
         new_inputs: Sequence[ExecutionInput],
         also: Changes,
     ) -> Changes:
@@ -315,7 +315,7 @@ class FlowGroup(shell.Group):
 
     def release_changes(
         self,
-        fired: Sequence[EdgeGroup],
+        fired: Sequence[JoinRecord],
         inputs: Mapping[ExecutionId, Mapping[str, ExecutionInput]],
         subjects: Mapping[ExecutionId, Subject],
         now_ms: int,
@@ -335,7 +335,7 @@ class FlowGroup(shell.Group):
         )
 
     async def _lock_downstreams(
-        self, tx: Transaction, fired: Sequence[EdgeGroup], *, may_end: bool
+        self, tx: Transaction, fired: Sequence[JoinRecord], *, may_end: bool
     ) -> dict[ExecutionId, Subject]:
         """Lock downstreams; their attempts and grants too where one may end."""
         ids = [group.downstream_id for group in fired]

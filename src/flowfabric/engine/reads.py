@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from flowfabric.core import bounds, checks, diagnosis, ids, records, views, workers
 from flowfabric.core.changed_code import blocked_by_code
 from flowfabric.core.conditions import Progress, progress, stored_condition
-from flowfabric.core.flow_records import EdgeGroup
+from flowfabric.core.flow_records import JoinRecord
 from flowfabric.core.states import AttemptState, LifecyclePhase, PublicState, TerminalOutcome
 from flowfabric.core.suspension import set_aside_reason
 from flowfabric.engine import gates, paging, shell
@@ -123,7 +123,7 @@ async def read_join_facts(
 ) -> diagnosis.JoinFacts | None:
     """None for an execution that no join holds back."""
     key = shell.execution_key(execution.execution_id)
-    group = await reader.get_one(EdgeGroup, key) if execution.join_pending else None
+    group = await reader.get_one(JoinRecord, key) if execution.join_pending else None
     if group is None:
         return None
     rows = await reader.select_as(

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from flowfabric.core.journal import (
     BRANCH,
     ROOT,
-    Asked,
-    Kept,
+    MadeCall,
+    StoredCall,
     alike,
     firm,
     group_of,
@@ -59,7 +59,7 @@ class DurableCall:
         "took_ms", "work"
     )  # fmt: skip
 
-    def __init__(self, line: "Line", kind: StepKind, asked: Asked, made: int) -> None:
+    def __init__(self, line: "Line", kind: StepKind, asked: MadeCall, made: int) -> None:
         self.line = line
         self.kind = kind
         self.asked = asked
@@ -86,7 +86,7 @@ class DurableCall:
         self.swapped: DurableCall | None = None
         """The call of another branch that took this call's step; this call takes its place."""
         self.refusal = ""
-        self.refused: Asked | Kept = asked
+        self.refused: MadeCall | StoredCall = asked
         """What a person accepts who lets it run: the call as it was made, or what it should have
         been given."""
 
@@ -183,7 +183,7 @@ class Line:
     """Calls made one after another: those of one task, as a rule."""
 
     def __init__(
-        self, journal: "Journal", parent: "Line | None", asked: Asked, made: int = 0
+        self, journal: "Journal", parent: "Line | None", asked: MadeCall, made: int = 0
     ) -> None:
         self.journal = journal
         self.parent = parent
@@ -258,7 +258,7 @@ class Line:
         at_once = quiet and after is not None and not self._quiet
         # Of the arguments of a child nothing may be hidden.
         tells = known.tells and not (kind is StepKind.SUBMIT and known.opaque)
-        asked = Asked(
+        asked = MadeCall(
             kind, name, known.digest, number, parallel, equal, 1, quiet, at_once, after, tells
         )
         call = DurableCall(self, kind, asked, made)
@@ -273,7 +273,7 @@ class Line:
         self._burst.append(call)
         return call
 
-    def _indistinct(self, asked: Asked, known: KnownBy, ended: int) -> str:
+    def _indistinct(self, asked: MadeCall, known: KnownBy, ended: int) -> str:
         """Why a call or a branch must not run: it differs only in something unreadable, and may
         come in the order in which branches without calls end."""
         opaque = known.opaque
@@ -423,7 +423,7 @@ class Line:
         given_up = self.journal.given_up(call)
         if given_up is None:
             return
-        if isinstance(call.refused, Asked):
+        if isinstance(call.refused, MadeCall):
             call.refusal = self.refusal = ""
         self.journal.forgive(given_up)
         for line in self.and_above():
@@ -492,12 +492,12 @@ class Line:
         here = self.journal.lines_at(self._origin(parent, forks)[1])
         return any(parent._guesses(line.asked, here) for line in (self, *forks.waiting))
 
-    def _guesses(self, asked: Asked, here: Shelf) -> bool:
+    def _guesses(self, asked: MadeCall, here: Shelf) -> bool:
         """Whether a branch of this line is found by its number alone, and may be of another."""
         kept = None if here.has_equal(asked) else here.numbered(asked)
         return kept is not None and self._may_be_exchanged(asked, kept)
 
-    def _exchanged(self, asked: Asked, here: Shelf) -> Kept | None:
+    def _exchanged(self, asked: MadeCall, here: Shelf) -> StoredCall | None:
         """An equal branch that another line has started for an item which this one has now."""
         if self.pool is None or not asked.tells or here.has_equal(asked):
             return None
@@ -507,7 +507,7 @@ class Line:
             self.pool.exchanged = True
         return kept
 
-    def _may_be_exchanged(self, asked: Asked, kept: Kept) -> bool:
+    def _may_be_exchanged(self, asked: MadeCall, kept: StoredCall) -> bool:
         """Whether a branch found by its number alone may be for an item that another line has."""
         if self.pool is None or not asked.tells or firm(asked.digest) == firm(kept.digest):
             return False
@@ -549,7 +549,7 @@ class Line:
         return self._shelf
 
     @property
-    def next_stored(self) -> Kept | None:
+    def next_stored(self) -> StoredCall | None:
         """What an earlier run asked for next, with no branch of it under way; None if nothing."""
         if self.arrivals and self.journal.works_outside:
             return None
@@ -569,7 +569,7 @@ class Line:
         number = _numbered(self.forks.numbers, label, digest, parallel)
         equal = _count(self._equals, alike(BRANCH, label, digest))
         same = _count(self._equals, (BRANCH, label, digest, "same"))
-        asked = Asked(BRANCH, label, digest, number, parallel, equal, same, tells=known.tells)
+        asked = MadeCall(BRANCH, label, digest, number, parallel, equal, same, tells=known.tells)
         made = Line(self.journal, self, asked, self.journal.tick())
         made.refusal = self._indistinct(asked, known, self.work.ended)
         made.work = TaskActivity(self.work)
@@ -588,7 +588,7 @@ class Line:
         while above is not None and not above.is_named:
             above = above.parent
         path = named_line(above.known_as if above is not None else ROOT, name)
-        made = Line(self.journal, self, Asked(BRANCH, name, "", 1), self.journal.tick())
+        made = Line(self.journal, self, MadeCall(BRANCH, name, "", 1), self.journal.tick())
         made.id = path
         made.work = self.work
         return made
@@ -664,7 +664,7 @@ class Line:
         return found
 
 
-def _take_same(asked: Asked, shelves: Iterable[Shelf]) -> Kept | None:
+def _take_same(asked: MadeCall, shelves: Iterable[Shelf]) -> StoredCall | None:
     found = (shelf.take_same(asked) for shelf in shelves)
     return next((kept for kept in found if kept is not None), None)
 
@@ -681,7 +681,7 @@ def _count(counts: dict[tuple[str, ...], int], what: tuple[str, ...]) -> int:
 
 
 def root_line(journal: "Journal") -> Line:
-    line = Line(journal, None, Asked(BRANCH, ROOT, "", 1))
+    line = Line(journal, None, MadeCall(BRANCH, ROOT, "", 1))
     line.id = ROOT
     line.work.running = asyncio.current_task()
     return line

@@ -30,7 +30,7 @@ from flowfabric import errors
 from flowfabric.core.bounds import FAILURE_BYTES_MAX, NAME_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.checks import shorten
 from flowfabric.core.ids import ExecutionId
-from flowfabric.core.journal import Asked, Kept, shown
+from flowfabric.core.journal import MadeCall, StoredCall, shown
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.states import FailureClass, PublicState, TerminalOutcome
 from flowfabric.engine.details import Outcome
@@ -627,7 +627,7 @@ class Children:
         self._calls.setdefault(child, "")
         return is_free
 
-    def submitted(self, child: bytes, call: Asked | Kept) -> None:
+    def submitted(self, child: bytes, call: MadeCall | StoredCall) -> None:
         """`child` is its id as it is stored."""
         self._calls[msgspec.json.decode(child, type=str)] = shown(call)
 

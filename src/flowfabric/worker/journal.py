@@ -55,10 +55,10 @@ def positions_of(steps: Sequence[Step]) -> dict[str, int]:
     return found
 
 
-def kept_of(step: Step) -> journal.Kept:
+def stored_call(step: Step) -> journal.StoredCall:
     # What has not reached the handler has had no effect there.
     after = None if step.position is None else step.asked_after
-    return journal.Kept(
+    return journal.StoredCall(
         step.step_key, step.kind, step.name, step.digest, step.number, step.parallel,
         after=after, after_key=step.after_key
     )  # fmt: skip
@@ -127,7 +127,7 @@ class Journal:
         self.seen: list[SeenFailure] = []
         self._steps: dict[str, Step] = {}
         self._positions: dict[str, int] = {}
-        self._by_line: dict[str, list[journal.Kept]] = {}
+        self._by_line: dict[str, list[journal.StoredCall]] = {}
         self._lines: dict[str, Shelf] = {}
         self._siblings: dict[str, list[Shelf]] = {}
         """The same by the line in which they were started."""
@@ -413,12 +413,12 @@ class Journal:
         for step in steps:
             self._steps[step.step_key] = step
             if step.kind is StepKind.SUBMIT and step.result is not None:
-                self.children.submitted(step.result, kept_of(step))
+                self.children.submitted(step.result, stored_call(step))
             if step.kind is StepKind.ACCEPT:
                 self._accepted.take_in(step)
             if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
                 continue
-            self._by_line.setdefault(step.line, []).append(kept_of(step))
+            self._by_line.setdefault(step.line, []).append(stored_call(step))
             if step.failure == GIVEN_UP:
                 self._moves.give_up()
             else:
@@ -533,7 +533,7 @@ class Journal:
         """Those that are stored as started in a line, at any place."""
         return self._siblings.get(journal.parent_of_group(journal.line_group(line, "")), ())
 
-    def taker_of(self, line: str, asked: journal.Asked) -> DurableCall | None:
+    def taker_of(self, line: str, asked: journal.MadeCall) -> DurableCall | None:
         """The call of another branch that has taken over what was stored of a call in a line."""
         for position, (step, call) in enumerate(self._taken_over):
             equal = step.kind == asked.kind and step.name == asked.name
@@ -561,7 +561,7 @@ class Journal:
         """Whether a branch like this one, or one it has started, works outside of calls."""
         return self._moves.is_beside_work(line)
 
-    def new_line_id(self, parent: str, group: str, asked: journal.Asked) -> str:
+    def new_line_id(self, parent: str, group: str, asked: journal.MadeCall) -> str:
         while (made := journal.line_id(parent, group, asked)) in self._line_ids:
             asked = asked._replace(
                 number=asked.number + 1, equal=asked.equal + 1, same=asked.same + 1
@@ -569,7 +569,7 @@ class Journal:
         self._line_ids.add(made)
         return made
 
-    def ordered_at(self, line: str, asked: journal.Asked) -> journal.Asked:
+    def ordered_at(self, line: str, asked: journal.MadeCall) -> journal.MadeCall:
         """A new call with its ordinal among those like it in a line, whoever has made them."""
         like = journal.alike(asked.kind, asked.name, asked.digest)
         if (line, like) not in self._ordinals:
@@ -581,7 +581,7 @@ class Journal:
         self._ordinals[line, like] += 1
         return asked._replace(equal=self._ordinals[line, like])
 
-    def new_step_key(self, line: str, asked: journal.Asked) -> tuple[str, journal.Asked]:
+    def new_step_key(self, line: str, asked: journal.MadeCall) -> tuple[str, journal.MadeCall]:
         while (made := journal.step_key(line, asked)) in self._keys:
             asked = asked._replace(number=asked.number + 1)
         self._keys.add(made)
@@ -603,7 +603,7 @@ class Journal:
         self.began()
         try:
             is_past = patch.line.is_past_here() or self._left_to(patch.line) is not None
-            asked = journal.Asked(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
+            asked = journal.MadeCall(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
             key = journal.step_key(patch.line.known_as, asked)
             stored = self._steps.get(key)
             if stored is not None:
@@ -614,7 +614,7 @@ class Journal:
         finally:
             self.ended()
 
-    async def _store_patch(self, line: str, key: str, asked: journal.Asked) -> None:
+    async def _store_patch(self, line: str, key: str, asked: journal.MadeCall) -> None:
         with self._turns.allot() as position:
             await self._store(
                 NewStep(
@@ -672,7 +672,7 @@ class Journal:
 
 
 def _behind(call: DurableCall, left: Step) -> str:
-    return journal.behind(call.asked, call.line.known_as, kept_of(left), left.line)
+    return journal.behind(call.asked, call.line.known_as, stored_call(left), left.line)
 
 
 async def _gone(step: NewStep) -> StepStored:

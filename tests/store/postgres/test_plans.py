@@ -13,7 +13,7 @@ from msgspec import Struct, json
 
 from flowfabric.core.decisions import Changes
 from flowfabric.core.events import Event
-from flowfabric.core.flow_records import Edge, EdgeGroup, ExecutionInput
+from flowfabric.core.flow_records import Edge, ExecutionInput, JoinRecord
 from flowfabric.core.records import Attempt, Execution, Record, StoredGrant, Suspension, Waitpoint
 from flowfabric.store.mapping import EndingRow, Live, RequestRow, table_of
 from flowfabric.store.postgres.driver import Connection
@@ -125,7 +125,7 @@ def statements() -> dict[str, str]:
     texts = {name: numbered(name, STATEMENTS).text for name in files}
     generated = {
         f"{verb} {record.__name__}": text(record)
-        for record in (Execution, Edge, EdgeGroup, ExecutionInput)
+        for record in (Execution, Edge, JoinRecord, ExecutionInput)
         for verb, text in (("get", get_text), ("lock", lock_text))
     }
     for name, alone in (("save one", True), ("save many", False)):
@@ -137,7 +137,7 @@ def statements() -> dict[str, str]:
             Part("insert", Attempt, table_of(Attempt).names, alone),
             Part("delete", StoredGrant, table_of(StoredGrant).key, alone),
             Part("update", Edge, table_of(Edge).names, alone),
-            Part("update", EdgeGroup, table_of(EdgeGroup).names, alone),
+            Part("update", JoinRecord, table_of(JoinRecord).names, alone),
             Part("append", Event, table_of(Event).names, alone),
         )
         generated[name] = save_text(changes)
