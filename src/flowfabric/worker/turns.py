@@ -96,7 +96,7 @@ class Turns:
         """Tasks the handler has started that have not ended."""
         self.calls = 0
         """Calls it has made that have not ended."""
-        self._parking: "Parking | None" = parking
+        self._parking: Parking | None = parking
         self._rest = parking.rest
         self._settled = True
         """The handler has come to rest since it was given something."""
