@@ -68,7 +68,7 @@ async def budgeting(given: Given, running: Claimed) -> dict[str, Arguments]:
         "update_budget": {**one, "update": BudgetUpdate(hard_limits={"tokens": 1_000})},
         "get_budget_status": one,
         "read_budget_usage_and_limits": one,
-        "list_budgets": {"namespace": "n", "cursor": ("n", "a"), "limit": 1},
+        "list_budgets": {"namespace": "n", "cursor": "n\na", "limit": 1},
         "post_to_budgets": {"requests": [usage]},
         "report_usage": {
             **one,

@@ -82,7 +82,7 @@ async def test_one_forged_handle_does_not_keep_the_others_from_being_handed_back
     assert isinstance(returned, HandedBack)
 
 
-@pytest.mark.parametrize("cursor", [(NUL, "a"), ("a", HALF), ("a",), "ab", (1, 2), 7])
+@pytest.mark.parametrize("cursor", [f"{NUL}\na", f"a\n{HALF}", "a", ("a", "b"), 7])
 async def test_a_made_up_cursor_of_schedules_is_refused(engine: Engine, cursor: object) -> None:
     with pytest.raises(InvalidInput) as refusal:
         await untyped(engine.list_schedules)(cursor=cursor)

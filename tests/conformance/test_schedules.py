@@ -344,7 +344,7 @@ async def test_lists_go_by_namespace_and_name_page_by_page(engine: Engine) -> No
 
     async def names(namespace: str | None = None) -> list[list[tuple[str, str]]]:
         pages: list[list[tuple[str, str]]] = []
-        cursor: tuple[str, str] | None = None
+        cursor: str | None = None
         for _ in range(10):
             page = await engine.list_schedules(namespace=namespace, cursor=cursor, limit=2)
             pages.append([(s.namespace, s.schedule_id) for s in page.schedules])

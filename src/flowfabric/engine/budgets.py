@@ -115,7 +115,7 @@ class BudgetReset(Struct, frozen=True, kw_only=True):
 
 class BudgetPage(Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetStatus, ...]
-    next_cursor: tuple[str, str] | None
+    next_cursor: str | None
 
 
 _SHOWN: Final = tuple(
@@ -251,13 +251,13 @@ class Budgets(Group):
         self,
         *,
         namespace: str | None = None,
-        cursor: tuple[str, str] | None = None,
+        cursor: str | None = None,
         limit: int = 100,
     ) -> BudgetPage:
         """Budgets by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         owner = optional(ids.parse_namespace, namespace)
-        after_namespace, after_name = paging.check_pair(cursor)
+        after_namespace, after_name = paging.read_name_cursor(cursor)
 
         async def body(reader: Reader) -> list[BudgetStatus]:
             budgets = await reader.select_records(
@@ -271,7 +271,9 @@ class Budgets(Group):
             return await read_statuses(reader, budgets)
 
         page, last = paging.cut(
-            await self.store.read(body), limit, lambda budget: (str(budget.namespace), budget.name)
+            await self.store.read(body),
+            limit,
+            lambda budget: paging.name_cursor(budget.namespace, budget.name),
         )
         return BudgetPage(budgets=page, next_cursor=last)
 

@@ -138,13 +138,13 @@ class Details(Group):
         full_id = self.shell.check_execution_id(execution_id)
         after = (-1, ids.FIRST_UUID)
         if cursor is not None:
-            at_ms, uuid = paging.split_time(cursor, " ")
+            at_ms, uuid = paging.split_time(cursor)
             after = at_ms, ids.parse_uuid("cursor", uuid)
         found = await self.store.read(
             lambda reader: children_of(reader, full_id, after=after, limit=limit + 1)
         )
         page, last = paging.cut(
-            found, limit, lambda child: f"{child.created_at_ms} {ids.uuid_of(child.execution_id)}"
+            found, limit, lambda child: f"{child.created_at_ms}-{ids.uuid_of(child.execution_id)}"
         )
         return ChildPage(children=page, next_cursor=last)
 

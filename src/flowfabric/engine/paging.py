@@ -4,9 +4,9 @@ A list asks for one row more than the limit: if it gets it, there is another pag
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar, overload
+from typing import Final, Protocol, TypeVar
 
-from flowfabric.core.checks import check_list, check_text
+from flowfabric.core.checks import check_text
 from flowfabric.errors import InvalidInput
 
 PAGES_MAX: Final = 10_000
@@ -17,7 +17,6 @@ FROM_A_PAGE: Final = "must be the next_cursor of an earlier page"
 
 C = TypeVar("C")
 T = TypeVar("T")
-C_co = TypeVar("C_co", covariant=True)
 
 
 def cut(found: Sequence[T], limit: int, cursor: Callable[[T], C]) -> tuple[tuple[T, ...], C | None]:
@@ -26,18 +25,13 @@ def cut(found: Sequence[T], limit: int, cursor: Callable[[T], C]) -> tuple[tuple
     return page, cursor(page[-1]) if page and len(found) > limit else None
 
 
-def check_pair(cursor: object) -> tuple[str, str]:
-    """Where a list by namespace and name continues; the start without a cursor."""
-    namespace, name = check_list("cursor", ("", "") if cursor is None else cursor, 2, 2)
-    return check_text("cursor", namespace), check_text("cursor", name)
-
-
 def name_cursor(namespace: str, name: str) -> str:
-    """The same as text: neither has line breaks."""
+    """Where a list by namespace and name ends: neither has line breaks."""
     return f"{namespace}\n{name}"
 
 
 def read_name_cursor(cursor: object) -> tuple[str, str]:
+    """Where the list continues; the start without a cursor."""
     if cursor is None:
         return "", ""
     namespace, found, name = cursor.partition("\n") if isinstance(cursor, str) else ("", "", "")
@@ -46,36 +40,25 @@ def read_name_cursor(cursor: object) -> tuple[str, str]:
     return check_text("cursor", namespace), check_text("cursor", name)
 
 
-def split_time(cursor: object, separator: str = "-") -> tuple[int, str]:
+def split_time(cursor: object) -> tuple[int, str]:
     """Where a list by time continues: the time, and the rest of the cursor."""
-    time, _, rest = cursor.partition(separator) if isinstance(cursor, str) else ("", "", "")
+    time, _, rest = cursor.partition("-") if isinstance(cursor, str) else ("", "", "")
     if not (time.isascii() and time.isdigit()) or len(time) > TIME_DIGITS_MAX:
         raise InvalidInput("cursor", FROM_A_PAGE, cursor)
     return int(time), rest
 
 
-class Paged(Protocol[C_co]):
+class Paged(Protocol):
     @property
-    def next_cursor(self) -> C_co | None: ...
+    def next_cursor(self) -> str | None: ...
 
 
-ByText = TypeVar("ByText", bound=Paged[str])
-ByPair = TypeVar("ByPair", bound=Paged[tuple[str, str]])
+P = TypeVar("P", bound=Paged)
 
 
-@overload
-def pages(fetch: Callable[[str | None], Awaitable[ByText]]) -> AsyncIterator[ByText]: ...
-
-
-@overload
-def pages(
-    fetch: Callable[[tuple[str, str] | None], Awaitable[ByPair]],
-) -> AsyncIterator[ByPair]: ...
-
-
-async def pages(fetch: Callable[[C | None], Awaitable[Paged[C]]]) -> AsyncIterator[Paged[C]]:
+async def pages(fetch: Callable[[str | None], Awaitable[P]]) -> AsyncIterator[P]:
     """Every page of a list, from the first."""
-    cursor: C | None = None
+    cursor: str | None = None
     for _ in range(PAGES_MAX):
         page = await fetch(cursor)
         yield page

@@ -43,7 +43,7 @@ class Upserted(Struct, frozen=True, kw_only=True):
 
 class SchedulePage(Struct, frozen=True, kw_only=True):
     schedules: tuple[Schedule, ...]
-    next_cursor: tuple[str, str] | None
+    next_cursor: str | None
 
 
 class Due(Struct, frozen=True):
@@ -148,13 +148,13 @@ class Schedules(Group):
         self,
         *,
         namespace: str | None = None,
-        cursor: tuple[str, str] | None = None,
+        cursor: str | None = None,
         limit: int = 100,
     ) -> SchedulePage:
         """Schedules by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         wanted = optional(parse_namespace, namespace)
-        after_namespace, after_id = paging.check_pair(cursor)
+        after_namespace, after_id = paging.read_name_cursor(cursor)
         found = await self.select_records(
             Schedule,
             "list_schedules",
@@ -164,7 +164,7 @@ class Schedules(Group):
             limit=limit + 1,
         )
         page, last = paging.cut(
-            found, limit, lambda each: (str(each.namespace), str(each.schedule_id))
+            found, limit, lambda each: paging.name_cursor(each.namespace, each.schedule_id)
         )
         shown = await self.shell.values.through_all(page, self._shown)
         return SchedulePage(schedules=tuple(shown), next_cursor=last)

@@ -9,7 +9,7 @@ from flowfabric.core.api_tokens import Scope
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
 from flowfabric.core.budgets import UsageAlreadyApplied, UsageCounted
 from flowfabric.core.records import view_of
-from flowfabric.engine.budgets import BudgetStatus
+from flowfabric.engine.budgets import BudgetPage, BudgetStatus
 from flowfabric.server import lists, wire
 from flowfabric.server.access import InSession
 from flowfabric.server.routing import CREATES, JsonAnswer, Routes, answer, created_or_not
@@ -60,10 +60,6 @@ class ReportedUsage(Struct, kw_only=True):
     namespace: str | None = None
 
 
-class BudgetList(lists.Page, kw_only=True):
-    budgets: tuple[BudgetStatus, ...]
-
-
 class BudgetChange(BudgetUpdate, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to change. Limits of other dimensions stay; 0 removes a limit."""
 
@@ -83,13 +79,10 @@ async def list_budgets(
     namespace: lists.InNamespace = None,
     cursor: lists.AfterCursor = None,
     limit: lists.PageLimit = lists.PAGE,
-) -> BudgetList:
-    page = await session.engine.list_budgets(
-        namespace=session.caller.namespace_for(namespace),
-        cursor=lists.read_pair(cursor),
-        limit=limit,
+) -> BudgetPage:
+    return await session.engine.list_budgets(
+        namespace=session.caller.namespace_for(namespace), cursor=cursor, limit=limit
     )
-    return BudgetList(budgets=page.budgets, next_cursor=lists.pair_text(page.next_cursor))
 
 
 @routes.get("/budgets/{id:str}", Scope.READ, "Read a budget")

@@ -36,14 +36,6 @@ def cut(
     return list(found[start:end]), keys[end - 1] if end < len(found) else None
 
 
-def pair_text(cursor: tuple[str, str] | None) -> str | None:
-    return None if cursor is None else paging.name_cursor(*cursor)
-
-
-def read_pair(cursor: str | None) -> tuple[str, str] | None:
-    return None if cursor is None else paging.read_name_cursor(cursor)
-
-
 def read_tag(text: str) -> tuple[str, str]:
     """The key and the value of a tag that a list is filtered by."""
     key, equals, value = text.partition("=")

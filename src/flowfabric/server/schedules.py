@@ -73,12 +73,12 @@ async def list_schedules(
 ) -> ScheduleList:
     page = await session.engine.list_schedules(
         namespace=session.caller.namespace_for(namespace),
-        cursor=lists.read_pair(cursor),
+        cursor=cursor,
         limit=limit,
     )
     return ScheduleList(
         schedules=[_schedule(each) for each in page.schedules],
-        next_cursor=lists.pair_text(page.next_cursor),
+        next_cursor=page.next_cursor,
     )
 
 
