@@ -27,7 +27,7 @@ from flowfabric.app import MEMORY_URL
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import LocalApp, SettableClock
-from flowfabric.worker import parking, reports
+from flowfabric.worker import reports, turns
 from tests.properties.asyncio_runner import run
 from tests.properties.test_durable_functions import (
     ENDED,
@@ -435,7 +435,7 @@ def test_every_item_gets_its_own_results_whoever_takes_it(
 ) -> None:
     monkeypatch.setattr(reports, "BACKOFF_FIRST_S", 0.0)
     # As if everything outside of steps took fifty times as long.
-    monkeypatch.setattr(parking, "PATIENCE_S", 0.004)
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.004)
     examples = EXAMPLES if store_url == MEMORY_URL else max(1, EXAMPLES // 10)
     clock = SettableClock()
 
