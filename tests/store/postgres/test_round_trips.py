@@ -14,7 +14,7 @@ from flowfabric.core.results import Claimed, Created
 from flowfabric.core.steps import NewStep
 from flowfabric.core.waitpoints import FreshWaitpoint
 from flowfabric.core.workers import Refreshed
-from flowfabric.engine import gates
+from flowfabric.engine import gated_claims
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.suspensions import SuspendOutcome
 from flowfabric.engine.topics import DISPATCH_TOPIC
@@ -122,7 +122,7 @@ async def test_an_idle_worker_is_told_of_limits(
     engine: Engine, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While hints arrive it need not ask for the first; while they do not, it asks."""
-    monkeypatch.setattr(gates, "ASK_AGAIN_S", -1.0)
+    monkeypatch.setattr(gated_claims, "ASK_AGAIN_S", -1.0)
 
     async def asked() -> int:
         sent.clear()
