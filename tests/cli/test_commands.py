@@ -194,6 +194,23 @@ async def test_show_finds_an_execution_by_parts_of_its_uuid(engine: Engine, url:
         assert ran.document["attempts"] == []
 
 
+@pytest.mark.parametrize(
+    ("percent", "message", "shown"),
+    [(40, None, "40%"), (None, "asks to delete", "asks to delete"), (40, "reads", "40%  reads")],
+)
+async def test_show_tells_how_far_a_run_is_in_percent_or_words(
+    engine: Engine, url: str, percent: int | None, message: str | None, shown: str
+) -> None:
+    execution_id = await create(engine)
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
+    assert claimed is not None
+    await engine.progress(claimed.handle, percent=percent, message=message)
+    (line,) = (
+        each for each in run("show", execution_id, url=url).lines if each.startswith("progress")
+    )
+    assert line.split(maxsplit=1)[1].rstrip() == shown
+
+
 async def test_show_tells_missing_from_ambiguous_from_nonsense(engine: Engine, url: str) -> None:
     ids = [await create(engine) for _ in range(2)]
     shared = ids[0][-36:-28]

@@ -48,6 +48,18 @@ async def test_flows_are_listed_newest_first(flow: FlowRun, url: str) -> None:
     assert listed["flow_id"] == newer.flow_id
 
 
+async def test_the_newest_flows_are_listed_whatever_their_ids(url: str) -> None:
+    names = [f"night {number}" for number in range(8)]
+    async with App(url) as app:
+        for name in names:
+            building = app.flow(name, flow_id=name)
+            building.add(fetch, "a")
+            await building.start()
+    for count in (1, 3):
+        ran = run("flow", "ls", "--json", "-n", str(count), url=url)
+        assert [each["flow_kind"] for each in ran.documents] == names[: -count - 1 : -1]
+
+
 async def test_a_flow_is_shown_as_a_graph(flow: FlowRun, url: str) -> None:
     ran = run("flow", "show", flow.flow_id[-12:], url=url)
     assert (ran.status, ran.err) == (0, "")

@@ -166,7 +166,7 @@ async def ls(engine: Engine, target: options.Target, chosen: options.Chosen, lim
         for line in on_old_versions(found):
             screen.err().print(Text(line, style="dim"))
         if cursor is not None:
-            screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
+            screen.err().print(f"[dim]Showing the newest {limit}; --limit shows more.[/]")
 
 
 async def _explained(engine: Engine, found: Sequence[ExecutionSnapshot]) -> dict[str, str]:
@@ -408,12 +408,7 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
         ("not before", screen.moment(execution.delay_until_ms, now_ms)),
         ("deadline", screen.moment(execution.deadline_at_ms, now_ms)),
         ("counts", "  ".join(f"{count} {name}" for name, count in counts.items() if count)),
-        (
-            "progress",
-            None
-            if execution.progress_pct is None
-            else f"{execution.progress_pct}%  {execution.progress_message or ''}",
-        ),
+        ("progress", _progress(execution)),
         (
             "lease",
             None
@@ -425,6 +420,11 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
         ("cancelled by", execution.cancelled_by),
         ("tags", "  ".join(f"{key}={value}" for key, value in execution.tags.items())),
     ]
+
+
+def _progress(execution: ExecutionDetails) -> str:
+    percent = "" if execution.progress_pct is None else f"{execution.progress_pct}%"
+    return "  ".join(filter(None, (percent, execution.progress_message)))
 
 
 def _print_attempts(execution: ExecutionDetails, now_ms: int) -> None:

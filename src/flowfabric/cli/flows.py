@@ -1,6 +1,6 @@
 """`flow`: list, show, cancel."""
 
-from collections import deque
+import heapq
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -69,21 +69,22 @@ async def list_flows(
     ]
     screen.show(flows, COLUMNS, rows, as_json=target.json, nothing="No flows match.")
     if more and not target.json:
-        screen.err().print(f"[dim]The newest {limit}; there are more: --limit[/]")
+        screen.err().print(f"[dim]Showing the newest {limit}; --limit shows more.[/]")
 
 
 async def _newest(
     engine: Engine, namespace: str | None, states: tuple[str, ...], limit: int
 ) -> tuple[list[FlowListItem], bool]:
-    """Flows are listed by id, and newer ids are larger unless a program has chosen them."""
-    kept: deque[FlowListItem] = deque(maxlen=limit)
+    """The engine lists by id, which tells nothing of the age where a program chose its own."""
+    newest: list[FlowListItem] = []
     count = 0
     async for page in _pages(engine, namespace):
         matching = [each for each in page.flows if not states or each.status in states]
         count += len(matching)
-        kept.extend(matching)
-    newest = sorted(kept, key=lambda each: (each.created_at_ms, each.flow_id))
-    return newest[::-1], count > limit
+        newest = heapq.nlargest(
+            limit, newest + matching, key=lambda each: (each.created_at_ms, each.flow_id)
+        )
+    return newest, count > limit
 
 
 def _pages(engine: Engine, namespace: str | None) -> AsyncIterator[FlowPage]:
