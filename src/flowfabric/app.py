@@ -227,7 +227,7 @@ class App(Registry):
         self.adopted.append(other)
 
     def meet(self, task: Task[..., object]) -> None:
-        """Called with every task submitted through this app."""
+        """Hook: called for every task submitted through this app."""
 
     @property
     def _acting(self) -> "App":

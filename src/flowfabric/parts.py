@@ -1,4 +1,4 @@
-"""Parts of an app, such as `app.signals`, and twins, which block instead of being awaited.
+"""Parts of an app such as `app.signals`, and their blocking twins.
 
 A part works in the namespace of its app and finds nothing outside of it.
 """

@@ -1,9 +1,9 @@
-"""A submitted execution, as its caller sees it, and what an app has while it is open.
+"""A submitted execution as its caller sees it, and the state of an open app.
 
 All waits of a process share one reader. It looks for the ends of all awaited executions with
 one statement, whenever a hint says that something has ended and now and then without a hint.
 
-Some waits last until a person acts: start a worker, resume a lane, deploy code that fits. After a
+Some waits need a person: to start a worker, resume a lane or deploy compatible code. After a
 few seconds the caller is told so, and told again when the reason changes, whether it waits for a
 result or for what a run emits.
 """

@@ -214,7 +214,7 @@ def policy_of(task: Task[..., object], options: Options, namespace: str) -> Exec
 
 
 TERMS_KEPT: Final = 1_024
-"""For how many tasks the checked terms of a submission are cached."""
+"""How many tasks' checked terms are cached."""
 LIMITED_TERMS_KEPT: Final = 16_384
 """The same, by the values of limit keys."""
 SUBMIT_PATIENCE_S: Final = 10.0

@@ -288,7 +288,7 @@ def kept_ms(execution: Execution, outcome: states.TerminalOutcome) -> int:
 
 
 def held_until_ms(ended_at_ms: int, now_ms: int) -> int:
-    """When to look again at something past its keep time that is still needed.
+    """When to re-check something that is past its retention time but still referenced.
 
     After as long as it has been kept already, within limits: what is needed for long
     costs little, and what is needed briefly goes soon.

@@ -522,7 +522,7 @@ def _json(details: dict[str, int | str]) -> str:
 # Giving work back: a worker that stops returns its leases instead of letting them expire
 #
 # The attempt ends as interrupted and the execution is ready again at once. It was
-# nobody's fault, so neither retries nor reclaims are counted.
+# Nobody failed, so it counts neither as a retry nor as a reclaim.
 
 HANDED_BACK = "handed_back"
 

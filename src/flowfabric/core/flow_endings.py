@@ -290,7 +290,7 @@ def check_cancellation_policy(policy: object) -> CancellationPolicy:
 
 
 def check_grace(grace_ms: object) -> None:
-    """Cancelling waits for no grace period; a malformed one is refused all the same."""
+    """Cancellation has no grace period; the argument is only validated."""
     if grace_ms is None:
         return
     if not isinstance(grace_ms, int) or isinstance(grace_ms, bool) or not 0 <= grace_ms < 2**53:
@@ -496,7 +496,7 @@ def decide_member_replay(
 
 # What may have been left behind in a flow, and whether it really was --------
 #
-# Endings and what follows from them are written together, so nothing is ever left behind;
+# Endings and their effects are written in one transaction, so nothing is left behind
 # unless the database was mended by hand, or a rule here was wrong once. The audit
 # finds executions that would otherwise wait for ever.
 

@@ -1,8 +1,8 @@
 """One execution for one worker, by id; or for none, while it is kept back.
 
 A scheduler that has picked an execution for a worker issues a grant; the worker turns it into
-a lease. The execution's own row says until when it is granted, which keeps `claim` away from it. A
-grant need not be taken back: any change to the execution ends it, and so does time.
+a lease. The execution's own row says until when it is granted, which keeps `claim` away from
+it. Nobody has to revoke a grant: any change to the execution invalidates it, and it expires.
 
 The worker shows the key it received. It is signed over everything the grant is about, and
 names the one grant it stands for, so that an old key never claims a later life of
@@ -456,9 +456,7 @@ def check_grant(
             raise decisions.Refusal(late, given_back(subject, now_ms))
         raise late
     if grant is None or not held or execution.granted_until_ms != key.expires_at_ms:
-        raise errors.InvalidClaimGrant(
-            f"{execution.called} has been through something else since it was granted"
-        )
+        raise errors.InvalidClaimGrant(f"{execution.called} has changed since the grant was issued")
     return grant
 
 
@@ -618,7 +616,7 @@ def decide_grant_and_claim(
 
 def not_eligible(execution: Execution) -> errors.ExecutionNotEligible:
     return errors.ExecutionNotEligible(
-        f"{execution.called} is {execution.public_state} and waits for no worker"
+        f"{execution.called} is {execution.public_state} and is not waiting for a worker"
     )
 
 

@@ -82,7 +82,7 @@ def check_fence(subject: decisions.Subject, fence: Fence | None, now_ms: int) ->
     try:
         check_holder(subject.execution, fence, now_ms)
     except errors.LeaseExpired as error:
-        # A holder that can still ask is alive.
+        # A holder that still sends requests is alive.
         died = fence is None or fence.lease_id != subject.execution.lease_id
         changes = note_expired(subject, now_ms, died=died)
         raise decisions.Refusal(error, changes) from error
@@ -355,7 +355,7 @@ def _capped(
 
 
 def reclaims(execution: Execution) -> int:
-    """How often it was taken over. A count that something has spoilt is none."""
+    """How often it was reclaimed; a corrupt negative count reads as 0."""
     return max(0, execution.lease_reclaim_count)
 
 

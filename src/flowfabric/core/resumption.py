@@ -29,7 +29,7 @@ TIMED_OUT_RESUME: Final = "timed_out_auto_resume"
 NEVER_COMMITTED: Final = "never_committed"
 TRIGGERS: Final = ("signal", "operator", "auto_resume")
 OBSERVABLE: Final = (RESUMED, TIMED_OUT_RESUME)
-"""Ways for a suspension to end of which the worker gets to see the signals."""
+"""Close reasons after which the worker sees the signals."""
 
 
 class Resumed(Struct, frozen=True, kw_only=True, tag=True):
@@ -261,7 +261,7 @@ def _resume_by_timeout(
 def _escalate(
     subject: decisions.Subject, suspension: records.Suspension, now_ms: int
 ) -> decisions.Changes:
-    """Hand the pause over to people: it stays open, and no longer ends by itself."""
+    """Escalate: the suspension stays open without a timeout until an operator acts."""
     after = decisions.change(
         subject.execution,
         now_ms,

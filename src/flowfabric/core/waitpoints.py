@@ -167,7 +167,7 @@ _HEX: Final = re.compile(r"(?:[0-9a-fA-F]{2})+")
 
 
 class WaitpointToken:
-    """A token on its way to its user. `reveal` is the only way to its text."""
+    """A token that does not print itself; `reveal` returns its text."""
 
     __slots__ = ("_text",)
 

@@ -552,7 +552,7 @@ class Budgets(Group):
         return await self.store.transact(body)
 
     async def act_on_breaches(self, *, limit: int = CANCEL_BATCH) -> Swept:
-        """Cancel the executions of breached budgets whose reaction that is, up to `limit`."""
+        """Cancel up to `limit` executions of breached budgets that are configured to cancel."""
         check_int("limit", limit, 1, BATCH_MAX)
 
         async def body(reader: Reader) -> Sequence[Budget]:

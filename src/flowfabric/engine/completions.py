@@ -53,7 +53,7 @@ class Completions(FlowEndings):
     ) -> results.Completed | None:
         """Complete a flow's member and tell its few dependents, in one transaction.
 
-        So they start a commit sooner. Only where this process would tell them next: None leaves
+        This saves the dependents one commit. Only if this process dispatches anyway; None leaves
         the ending to its queue.
         """
         if not self.store.is_awaited(topics.DISPATCH_TOPIC):
@@ -96,7 +96,7 @@ class Completions(FlowEndings):
         told = await self.changes_for_dependents(tx, found)
         if told is None:
             return None
-        # What would be queued for the dispatcher is done.
+        # Nothing is left for the dispatcher.
         changes = combine(
             [structs.replace(ended.changes, inserts=()), structs.replace(told, deletes=())]
         )

@@ -254,7 +254,7 @@ class CreateBody:
             repeats = deciding
         namespaces = await namespaces_of(tx, sorted({each.execution_id for each in repeats}))
         for checked in repeats:
-            # Report what retention has deleted meanwhile as before.
+            # If retention has deleted it meanwhile, answer as before.
             creation.check_repeat(
                 checked, namespaces.get(checked.execution_id, checked.terms.namespace)
             )
@@ -275,7 +275,7 @@ class CreateBody:
     async def _hold_found(
         self, tx: Transaction, taken: dict[int, ExecutionId], created: dict[ExecutionId, Execution]
     ) -> None:
-        """Keep executions that a handler found instead of creating, for as long as it runs."""
+        """Retain executions that a handler found (rather than created) while the handler runs."""
         pairs = {
             (taken.get(place, checked.execution_id), checked.parent_execution_id)
             for place, checked in enumerate(self.checked)
@@ -559,7 +559,7 @@ class Creation(shell.Group):
     async def create_checked(
         self, checked: Sequence[creation.Checked], *, key_wait_ms: int = KEY_WAIT_MS
     ) -> list[CreateResult]:
-        """The same for requests that `check_request` has passed.
+        """Like `create_executions`, for requests already checked by `check_request`.
 
         Raises `KeyUndecided` when another transaction has been deciding one of their keys or
         ids for `key_wait_ms`.
@@ -601,9 +601,9 @@ class Creation(shell.Group):
     async def _create_again(
         self, checked: Sequence[creation.Checked], lost: errors.Transport
     ) -> list[CreateResult]:
-        """After a connection has gone: what has their ids was created before the answer was lost.
+        """Repeat after the connection broke: what has these ids was created before that.
 
-        A connection may have died while it was idle, and then nothing was created.
+        The connection may also have died while it was idle, and then nothing was created.
         """
         try:
             await self._create(checked, KEY_WAIT_MS)
@@ -629,7 +629,7 @@ class Creation(shell.Group):
     async def create_checked_on(
         self, connection: object, checked: Sequence[creation.Checked]
     ) -> list[CreateResult]:
-        """The same for requests that `check_request` has passed."""
+        """Like `create_executions_on`, for requests already checked by `check_request`."""
         return await self._create_on(OnConnection(self.store, connection, sync=False), checked)
 
     def create_executions_on_sync(
@@ -659,5 +659,5 @@ class Creation(shell.Group):
 
 
 def _patience(checked: Sequence[creation.Checked]) -> int | None:
-    """How long to wait for others, if there may be others who decide the same."""
+    """How long to wait for others that submit the same key or id; None if there can be none."""
     return KEY_WAIT_MS if any(each.idempotency_key or each.own_id for each in checked) else None

@@ -233,7 +233,7 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         return await self.shell.values.through(result, self.shell.values.pack)
 
     async def from_store(self, data: bytes) -> bytes:
-        """The same the other way round, for arguments that could not be read when claimed."""
+        """The reverse, for arguments that could not be decoded when they were claimed."""
         return await self.shell.values.through(data, self.shell.values.unpack)
 
     # Failing
@@ -355,7 +355,7 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
     # Giving work back
 
     async def hand_back(self, handle: Handle | bytes, *, reason: str) -> results.HandedBack:
-        """Return a lease before it ends; the execution is ready for another worker at once."""
+        """Give up a lease early, so that another worker can claim the execution at once."""
         (outcome,) = await self.hand_back_many([handle], reason=reason)
         return shell.answered(outcome)
 

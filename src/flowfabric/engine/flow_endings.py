@@ -114,7 +114,8 @@ class FlowEndings(FlowGroup):
             return await self._dispatch_one_by_one(start, limit)
         if swept.full:
             return swept
-        # Other transactions hold the rest: a dispatcher will hint, a builder will not.
+        # Other transactions have locked the rest. A dispatcher hints when it is done; a flow
+        # builder does not.
         return structs.replace(swept, held=bool(await self.store.execute_alone("any_ending")))
 
     async def _dispatch_flows(

@@ -201,7 +201,7 @@ class FlowOperators(FlowGroup):
             return await self._cancel_one_by_one(only_flow, limit)
 
     async def _cancel_queued(self, tx: Transaction, rows: Sequence[PendingCancel]) -> None:
-        """Members that have ended meanwhile, or are gone, need nothing more."""
+        """Skip members that have ended or been deleted meanwhile."""
         if rows:
             asks = [_cancel_ask(row.execution_id, row.reason, row.only_waiting) for row in rows]
             await self.shell.decide_in(tx, asks)

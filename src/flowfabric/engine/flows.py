@@ -162,7 +162,7 @@ class Forgot(Struct, frozen=True, kw_only=True):
     more: bool = False
     """Whether the next step will do more."""
     complete: bool = False
-    """Whether of all flows there is nothing left that may go."""
+    """Whether nothing deletable is left of any of the flows."""
 
 
 async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forgot:
@@ -186,7 +186,7 @@ async def forget(tx: Transaction, due: Sequence[FlowRecord], limit: int) -> Forg
 
 
 async def _let_go(tx: Transaction, flows: Sequence[FlowRecord], now_ms: int) -> list[FlowRecord]:
-    """The flows that may go. One with a member that is still needed stays as a whole."""
+    """The flows that can be deleted. A flow with a member that is still needed is kept entirely."""
     fresh = [flow for flow in flows if not flow.going]
     needed = set(await tx.select_as(FlowId, "needed_flows", **_which(fresh)) if fresh else [])
     held = tuple(

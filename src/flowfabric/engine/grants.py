@@ -544,7 +544,7 @@ async def _admit_grant(tx: Transaction, execution: Execution) -> list[GateId]:
 
 
 async def _pass_by(tx: Transaction, execution: Execution) -> None:
-    """Have the gates of an execution counted again: a claim by hand asks none of them."""
+    """Recount the execution's gates, which a claim by hand bypasses."""
     gate_ids = await gates.gates_of(tx, execution.route_id)
     locked = await tx.lock(Gate, [(gate_id,) for gate_id in sorted(gate_ids)])
     known = [each for each in locked.values() if each.spare is not None]

@@ -69,7 +69,7 @@ MEMBERS_REMEMBERED = 10_000
 class LoneMembers:
     """Flows of which this process has one member in hand, as it has of a chain.
 
-    Where several members end at about the same time, all of them want to count in the flow's row.
+    If several members end at about the same time, their transactions contend for the flow's row.
     """
 
     def __init__(self) -> None:
@@ -337,7 +337,7 @@ class Leases(shell.Group):
         return list(await self.shell.values.through_all(claimed, self._shown))
 
     async def _on_last_chance(self, leases: Sequence[ClaimRow]) -> set[LeaseId]:
-        """Those that the next death of a worker fails. Hardly ever is there any to look at."""
+        """The leases whose execution fails if its worker dies once more: hardly ever any."""
         suspects = {
             shell.execution_key(make_execution_id(each.partition_key, each.execution_id)): each
             for each in leases
@@ -364,7 +364,7 @@ class Leases(shell.Group):
     async def _claim_both(
         self, query: ClaimQuery, request: ClaimRequest, limit: int
     ) -> list[ClaimRow]:
-        """Claim what is under limits and what is not, in turns: the other gets what one leaves."""
+        """Alternate between limited and unlimited work; the second gets the remaining slots."""
         self._gated_first = not self._gated_first
         if not self._gated_first:
             rows = await self._claim_unlimited(query, request, limit)
@@ -551,7 +551,7 @@ class Leases(shell.Group):
         `LockTimeout`, with their transaction still sound, when others keep the row locked for
         longer than a sixth of the lease; ask again then.
 
-        Returns what tells of an error whether it means that the database went away before
+        Returns a predicate: did this error mean that the database went away before
         that commit.
         """
         return await self._hold(handle, FENCE_MS_MAX, connection)

@@ -194,7 +194,7 @@ class LimitOperations(shell.Group):
         return await self.store.transact(lambda tx: _admit(tx, name, spec, execution_key, chance))
 
     async def release_admission(self, quota_policy_id: str, execution_id: str) -> AdmissionReleased:
-        """Give back what `check_admission` took. Safe to repeat."""
+        """Release the slot taken by `check_admission`. Idempotent."""
         policy_id = parse_uuid("quota_policy_id", quota_policy_id)
         checked = self.shell.check_execution_id(execution_id)
 

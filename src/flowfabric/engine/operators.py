@@ -118,7 +118,7 @@ class Operators(Group):
     ) -> results.Changed:
         """Move a waiting execution in its queue; `any_runnable`: delayed and blocked ones too.
 
-        With a lane, only if it is in that lane.
+        If a lane is given, only an execution of that lane.
         """
         priority = executions.clamp_priority(new_priority, "new_priority")
         checks.check_bool("any_runnable", any_runnable)
@@ -187,7 +187,7 @@ class Operators(Group):
     async def accept_changes(self, execution_id: str) -> results.Changed:
         """Allow the step at which changed code stopped an execution; it runs at once.
 
-        Stored steps that the code has not full_id for by then no longer count. Safe to repeat.
+        Stored steps that the code has not asked for by then no longer count. Safe to repeat.
         """
         full_id = self.shell.check_execution_id(execution_id)
 

@@ -487,7 +487,7 @@ async def select_matching(
 async def find_held_up(
     reader: Reader, execution: records.Execution
 ) -> diagnosis.Explanation | None:
-    """Of all that an execution waits for, also through others, the first that needs somebody."""
+    """Follow what an execution waits for to the first one that a person has to unblock."""
     waiting = deque(await waited_for(reader, execution))
     for _ in range(LOOKED_AT_MAX):
         if not waiting:
@@ -501,7 +501,7 @@ async def find_held_up(
 
 
 async def waited_for(reader: Reader, execution: records.Execution) -> list[records.Execution]:
-    """Those that have not ended and that an execution waits for: a few of them."""
+    """A few of the unfinished executions this one waits for."""
     if diagnosis.awaits_others(execution):
         rows = await reader.select_records(
             records.Waiter, "awaited_by", waiting=execution.execution_id, limit=LOOKED_AT_MAX

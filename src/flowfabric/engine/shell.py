@@ -239,7 +239,7 @@ class Shell(KnowsRoutes):
         """The same, without locks where that is enough.
 
         Decides about what `read` finds, and writes if none of it has changed since. What
-        `read` is not sure of (None), a refusal, and what has changed are decided under lock.
+        `read` gives up on (None), what is refused and what has changed is decided again under lock.
         """
 
         async def body(tx: base.Unlocked) -> T | None:

@@ -1,6 +1,6 @@
 """Delivering signals: from outside with a token, or by an operator without one.
 
-A token is compared before anything else is looked at. What a wrong one is answered,
+A token is compared before anything else is looked at. The response to a wrong token,
 and the work until then, depends on the token and the keys alone, never on whether
 the execution or the waitpoint exists. Nothing is written for it: a refusal that
 wrote would take longer where there is something to write to.
@@ -351,7 +351,7 @@ class SignalOperations(Waitpoints):
         return await self.shell.decide_loaded(lock, decide)
 
     async def _may_keep(self, handle: Handle) -> bool:
-        """A look without locks: most of the time there is nothing to take."""
+        """Check without locks first: usually there is nothing to take."""
         key = shell.execution_key(handle.execution_id)
 
         async def body(reader: Reader) -> bool:
@@ -405,7 +405,7 @@ async def _lock_met(
 
 
 def _bearers_execution_id(text: object) -> ids.ExecutionId:
-    """Answer for a partition that cannot exist as for one that this deployment lacks."""
+    """Give the same answer for an impossible partition as for one this deployment does not have."""
     if isinstance(text, str) and (found := _PARTITION.match(text)):
         ids.parse_execution_id(_PARTITION.sub("{fp:0}:", text))
         if ids.parse_index(found[1]) is None:

@@ -63,7 +63,7 @@ class SuspensionView(Struct, frozen=True, kw_only=True):
 
 
 class PastRuns(Struct, frozen=True, kw_only=True):
-    """What an execution has behind it."""
+    """What earlier runs of an execution have stored."""
 
     steps: tuple[records.Step, ...] = ()
     """Finished, in the order they were made in."""
@@ -356,7 +356,7 @@ class Waitpoints(shell.Group):
         return PastRuns(steps=tuple(steps), pause=await self._last_pause(rows))
 
     async def _last_pause(self, rows: Sequence[Joined]) -> SuspensionView | None:
-        """None if there was no pause, or a codec cannot read it: its wait finds out, and why."""
+        """None if there was no pause, or a codec cannot decode it: the wait reports that error."""
         pauses = [pause for row in rows if (pause := row.get(records.Suspension)) is not None]
         if not pauses:
             return None

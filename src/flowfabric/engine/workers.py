@@ -74,7 +74,7 @@ class Workers(shell.Group):
         event_id = shell.new_uuid()
 
         async def body(tx: Transaction) -> workers.Registered | workers.Refreshed:
-            # A claim that keeps work back for want of workers locks its lane, too.
+            # A claim that holds work back because no worker can run it locks the lane as well.
             await tx.lock(Lane, [(lane,) for lane in sorted(offer.lanes)])
             return await _register(tx, offer, event_id)
 

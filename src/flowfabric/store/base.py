@@ -43,7 +43,7 @@ Key = tuple[str | int, ...]
 
 
 class FetchedRows(Sequence[Row]):
-    """Rows as a driver has them, each made a mapping only when it is read.
+    """Rows as the driver returned them; each becomes a mapping when it is read.
 
     For a wide row that costs several times what reading its values does: see `tuples_of`.
     """
@@ -147,7 +147,7 @@ class Saving(Reader, Protocol):
     """Row access that ends in a write."""
 
     def note_absent(self, record: type[R], keys: Sequence[Key]) -> None:
-        """These rows are known not to exist: as if they had been looked for."""
+        """Record that these rows do not exist, as `lock` would."""
         ...
 
     async def save(self, changes: Changes) -> None:
@@ -375,7 +375,7 @@ class Store(Protocol):
 
 
 class PassingStore:
-    """What a store that stands before another one passes on, all but its units of work."""
+    """Delegates everything except units of work to another store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

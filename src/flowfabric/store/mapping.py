@@ -223,7 +223,7 @@ _prepared: Final[set[type[Struct]]] = set()
 def prepare_structs() -> None:
     """Have msgspec look at the fields of every struct of ours, before several threads decode any.
 
-    It takes a struct as known before it has seen all of its fields: a thread that decodes one
+    msgspec registers a struct before it has inspected all its fields: a thread that decodes one
     while another looks at it crashes the process.
     """
     with _preparing:

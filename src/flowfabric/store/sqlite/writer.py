@@ -1,4 +1,4 @@
-"""The one place that writes.
+"""The thread that does all writing.
 
 Units of work queue up for a thread. It runs as many as are waiting, all but the first
 inside a savepoint, and commits them together: one disk flush serves them all. A unit that
