@@ -21,11 +21,21 @@ async def kill_the_worker() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@poisoned.task
-async def look_around(ctx: Context, number: int) -> int:
+async def look(ctx: Context, number: int) -> int:
     """It takes a while before its first step."""
     await asyncio.sleep(WORK_S)
     return await ctx.step("look", abs, number)
+
+
+@poisoned.task
+async def look_around(ctx: Context, number: int) -> int:
+    return await look(ctx, number)
+
+
+@poisoned.task(max_worker_deaths=2)
+async def look_twice(ctx: Context, number: int) -> int:
+    """It is on its last chance before the one that kills its worker is."""
+    return await look(ctx, number)
 
 
 async def work(url: str) -> None:

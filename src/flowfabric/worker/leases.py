@@ -148,8 +148,11 @@ class HeldLease:
 # Of all that a dead worker had in hand, nothing tells which killed it. Those whose next such death
 # fails them are begun one after the other, each until it has got on or ended, and the others are
 # put aside before it begins: what then kills the worker is among those in hand, and of those
-# on their last chance it is the only one.
+# on their last chance it is the only one. Nor does anything else begin beside it at first: where
+# several kill their workers, one that is new would take it along.
 
+ALONE_S: Final = 5.0
+"""How long that is: what kills its worker mostly does so at once."""
 SUSPECTS_APART_MS: Final = 500
 SUSPECTS_BACK_MS_MAX: Final = 30_000
 
@@ -157,8 +160,11 @@ SUSPECTS_BACK_MS_MAX: Final = 30_000
 class LastChances:
     """Which execution on its last chance a worker has in hand, and when others come back."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_free: Callable[[], None]) -> None:
+        """`on_free` is called when others may begin again."""
+        self._on_free = on_free
         self._in_hand: HeldLease | None = None
+        self._alone_until_s = 0.0
         self._next_s = 0.0
         """When the last of those put aside comes back, by `clock_s`."""
 
@@ -167,6 +173,7 @@ class LastChances:
         if self._in_hand is not None:
             return None
         self._in_hand = chosen = suspects[0]
+        self._alone_until_s = clock_s() + ALONE_S
         chosen.on_step = partial(self.let_go, chosen)
         return chosen
 
@@ -174,7 +181,13 @@ class LastChances:
         """It has stored a step, was put aside or has ended: the next may begin."""
         if self._in_hand is lease:
             self._in_hand = None
+            self._on_free()
         lease.on_step = None
+
+    @property
+    def alone_s(self) -> float:
+        """For how much longer nothing may begin beside the one in hand."""
+        return 0.0 if self._in_hand is None else max(0.0, self._alone_until_s - clock_s())
 
     def back_in_ms(self) -> int:
         """When the next one that is put aside comes back: one after the other."""

@@ -46,6 +46,7 @@ from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.leases import (
     BEATS_PER_LEASE,
+    SUSPECTS_APART_MS,
     Connect,
     Heartbeat,
     HeldLease,
@@ -301,7 +302,6 @@ class Worker:
         )
         self._heartbeat = Heartbeat(settings.lease_ttl_ms / 1_000, connect, engine)
         self._heartbeat.on_gone = self._give_up
-        self._suspects = LastChances()
         self._gone: FlowFabricError | None = None
         self._waiting: deque[HeldLease] = deque()
         self._running: set[RunningAttempt] = set()
@@ -311,6 +311,7 @@ class Worker:
         self._ready: HintListener | None = None
         """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
+        self._suspects = LastChances(self._slot_freed.set)
         self._stopping = asyncio.Event()
         self._deadline_passed = asyncio.Event()
         self._average_s = QUICK_S
@@ -414,9 +415,10 @@ class Worker:
                     self._average_s = QUICK_S
                     handing_back = self._hand_back_waiting("its worker has no slot for it")
                     await first_of(handing_back, self._stopping.wait())
-                wanted = self._wanted()
+                alone_s = self._suspects.alone_s
+                wanted = 0 if alone_s else self._wanted()
                 if wanted == 0:
-                    until_s = STUCK_S if self._waiting else None
+                    until_s = alone_s or (STUCK_S if self._waiting else None)
                     freed, stopped = self._slot_freed.wait(), self._stopping.wait()
                     await first_of(freed, stopped, timeout_s=until_s)
                     self._slot_freed.clear()
@@ -491,19 +493,23 @@ class Worker:
         self._heartbeat.add(*leases)
         suspects = [lease for lease in leases if lease.claimed.last_chance]
         if suspects:
-            chosen = self._suspects.choose(suspects)
-            aside = [lease for lease in suspects if lease is not chosen]
-            # Before any of them begins: it may kill the worker at once.
-            await asyncio.gather(*map(self._put_aside, aside))
-            if chosen is not None:
-                self._waiting.appendleft(chosen)
             leases = [lease for lease in leases if not lease.claimed.last_chance]
+            chosen = self._suspects.choose(suspects)
+            back_ms = {
+                lease: self._suspects.back_in_ms() for lease in suspects if lease is not chosen
+            }
+            if chosen is not None:
+                back_ms |= dict.fromkeys([*self._waiting, *leases], SUSPECTS_APART_MS)
+                self._waiting.clear()
+                leases = [chosen]
+            # Before any of them begins: it may kill the worker at once.
+            await asyncio.gather(*map(self._put_aside, back_ms.keys(), back_ms.values()))
         self._waiting.extend(leases)
         return len(claimed)
 
-    async def _put_aside(self, lease: HeldLease) -> None:
-        """Let go of one on its last chance: another has its turn."""
-        back_ms = lease.store_now_ms() + self._suspects.back_in_ms()
+    async def _put_aside(self, lease: HeldLease, back_in_ms: int) -> None:
+        """Let go of one that has not begun: another has its turn. Its deaths still count."""
+        back_ms = lease.store_now_ms() + back_in_ms
         delay = partial(self._engine.delay, lease.handle, back_ms, begun=False)
         try:
             await self._reports.send(lease, delay)
