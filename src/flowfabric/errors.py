@@ -238,7 +238,8 @@ class OperationTimeout(FlowFabricError, code="timeout", http_status=504):
     """The operation took longer than allowed. It may or may not have happened."""
 
     def __init__(self, op: str, elapsed_ms: int, why: str = "") -> None:
-        super().__init__(f"{op} timed out after {elapsed_ms} ms{f': {why}' if why else ''}")
+        took = f"{elapsed_ms} ms" if elapsed_ms < 1_000 else f"{elapsed_ms / 1_000:.1f} s"
+        super().__init__(f"{op} timed out after {took}{f': {why}' if why else ''}")
         self.op, self.elapsed_ms = op, elapsed_ms
 
 

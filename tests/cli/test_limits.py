@@ -26,7 +26,7 @@ def test_limits_are_listed_changed_and_reset(tmp_path: Path) -> None:
 
     waiting = asyncio.run(submit())
     listed = run("limits", "list", url=url, COLUMNS="120").lines
-    assert listed[0].split() == ["LIMIT", "RATE", "AT", "ONCE", "SET", "BY", "PROGRAM", "SAYS"]
+    assert listed[0].split() == ["LIMIT", "RATE", "AT", "ONCE", "SET", "BY", "DECLARED"]
     assert listed[1].split() == ["sync", "100/1m", "1", "program"]
 
     why = run("why", waiting, url=url)

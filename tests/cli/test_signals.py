@@ -107,7 +107,7 @@ async def test_what_cannot_be_sent_says_why(url: str, engine: Engine) -> None:
         assert other.status == 4
         assert "it waits for 'approved'" in other.err
         kept = run("signal", submitted.execution_id, "rejected", url=url)
-        assert "the next wait of that name takes it" in kept.out
+        assert "kept: the next wait for it takes it" in kept.out
         shown = run("show", submitted.execution_id, url=url)
         assert "1 signal is kept for its next waits: 'rejected'" in " ".join(shown.out.split())
         garbled = run("signal", submitted.execution_id, "approved", "--payload", "{", url=url)

@@ -96,7 +96,7 @@ async def test_doctor_warns_of_what_no_worker_serves(engine: Engine, url: str) -
     assert "! waiting     2 runs wait for a worker: render in lane gpu\n" in ran.out
     assert "flowfabric worker shop:app --lane gpu --capability cuda" in " ".join(ran.out.split())
     await register(["default", "gpu"], ["cuda"])
-    assert "✓ waiting     no run was seen that no worker serves\n" in run("doctor", url=url).out
+    assert "✓ waiting     no run waits for want of a worker\n" in run("doctor", url=url).out
 
 
 async def test_a_run_that_took_too_long_says_so_in_words(engine: Engine, url: str) -> None:

@@ -370,7 +370,7 @@ async def test_what_waits_for_more_than_is_left_says_so(engine: Engine, given: G
     explained = await engine.explain_execution(waiting)
 
     assert explained.sentence == (
-        "It waits for budget team: 60 of 100 tokens used: 40 left where 50 are waited for, reset it"
+        "It waits for budget team: 60 of 100 tokens used: 40 left, 50 needed, reset it"
         " or raise its limit; 0 ahead."
     )
 

@@ -131,8 +131,8 @@ async def test_a_handler_is_warned_of_a_soft_limit_unless_that_is_allowed(
             pass
 
     warnings = [
-        "budget team is above its limit: 9 tokens used, 8 meant",
-        "budget team is above its limit: 10 tokens used, 8 meant",
+        "budget team is above its soft limit of 8 tokens: 9 used",
+        "budget team is above its soft limit of 8 tokens: 10 used",
     ]
     async with working(waiting_app):
         await (await waiting_app.submit(spend)).result(timeout="20s")

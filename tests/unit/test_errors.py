@@ -190,7 +190,7 @@ def test_a_capability_mismatch_is_not_retryable_for_the_same_execution() -> None
         (Unavailable("subscribe", "closing"), "subscribe: closing"),
         (ResourceExhausted("streams", 8), "streams: all 8 are in use"),
         (ResourceExhausted("streams", 8, 50), "streams: all 8 are in use; retry after 50 ms"),
-        (OperationTimeout("claim", 1500), "claim timed out after 1500 ms"),
+        (OperationTimeout("claim", 1500), "claim timed out after 1.5 s"),
         (OperationTimeout("claim", 9, "It sleeps."), "claim timed out after 9 ms: It sleeps."),
         (Conflict("two of them"), "two of them"),
         (Conflict(), "The request contradicts something that already exists."),

@@ -63,7 +63,8 @@ class LimitAmount(Amount):
             return dimension, 0
         converted = super().convert(value, param, ctx)
         if converted[1] == 0:
-            self.fail(f"{dimension}=none for no limit; to stop runs, pause their lane", param, ctx)
+            none = f"write {dimension}=none for no limit"
+            self.fail(f"0 is not allowed: {none}; to stop runs, pause their lane", param, ctx)
         return converted
 
 

@@ -207,10 +207,9 @@ async def _hints(engine: Engine) -> Sequence[Finding]:
 async def _workers(engine: Engine) -> Sequence[Finding]:
     count = len(await every_worker(engine))
     if count:
-        says = f"{count} {'is' if count == 1 else 'are'} there"
-        return [Finding("workers", Verdict.FINE, says)]
+        return [Finding("workers", Verdict.FINE, f"{count} running")]
     advice = f"Start one: {WORKER_COMMAND}"
-    return [Finding("workers", Verdict.WARNING, "none is there", advice)]
+    return [Finding("workers", Verdict.WARNING, "none running", advice)]
 
 
 async def _unserved(engine: Engine) -> Sequence[Finding]:
@@ -232,7 +231,7 @@ async def _unserved(engine: Engine) -> Sequence[Finding]:
                 runs = "1 run waits" if count == 1 else f"{count} runs wait"
                 says = f"{runs} for a worker: {need.execution_kind} in lane {need.lane_id}"
                 findings.append(Finding("waiting", Verdict.WARNING, says, explanation.sentence))
-    return findings or [Finding("waiting", Verdict.FINE, "no run was seen that no worker serves")]
+    return findings or [Finding("waiting", Verdict.FINE, "no run waits for want of a worker")]
 
 
 async def _overdue(engine: Engine) -> Sequence[Finding]:
@@ -248,7 +247,7 @@ async def _overdue(engine: Engine) -> Sequence[Finding]:
     worst = max(late, key=lambda name: late[name])
     most = "" if len(late) == 1 else f", {worst} most,"
     says = f"{', '.join(sorted(late))} overdue{most} by {span(late[worst])}"
-    advice = "Nobody runs the reconcilers: workers at the database, serve or reconcile would."
+    advice = "No process runs the reconcilers: start a worker, `serve` or `reconcile`."
     return [Finding("timers", Verdict.PROBLEM, says, advice)]
 
 

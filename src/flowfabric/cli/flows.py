@@ -176,7 +176,7 @@ async def _print_failures(engine: Engine, graph: FlowGraph) -> None:
     type=click.Choice([each.value for each in CancellationPolicy]),
     default=CancellationPolicy.CANCEL_ALL.value,
     show_default=True,
-    help="Cancel every member, those neither with a worker nor suspended, or none.",
+    help="flow_only: no member; cancel_all: every one; cancel_pending: those not yet begun.",
 )
 @click.option(
     "--reason",

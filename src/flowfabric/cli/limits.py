@@ -20,7 +20,7 @@ COLUMNS: Final = (
     right("RATE"),
     right("AT ONCE"),
     fixed("SET BY"),
-    flexible("PROGRAM SAYS"),
+    flexible("DECLARED"),
 )
 USE_COLUMNS: Final = (
     whole("KEY"),

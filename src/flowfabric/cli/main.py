@@ -66,7 +66,7 @@ class Sections(click.Group):
 )
 @click.version_option(__version__, prog_name="flowfabric")
 def cli() -> None:
-    """Durable execution: see and steer what runs, run workers, keep the database."""
+    """Durable execution: inspect and control runs, start workers, maintain the database."""
 
 
 @click.command("completion", short_help="Switch on completion in your shell.")
@@ -84,12 +84,12 @@ def completion(shell: str, as_json: bool) -> None:
 
 SECTIONS: Final[Mapping[str, tuple[click.Command, ...]]] = {
     "Run": (worker, dev, serve, reconcile),
-    "See": (ls, show, why, tail, events, waitpoints),
-    "Steer": (
+    "Inspect": (ls, show, why, tail, events, waitpoints),
+    "Control": (
         *(submit, signal, cancel, replay, accept, priority, revoke),
         *(flow, lanes, workers, schedules, budgets, limits),
     ),
-    "Keep": (migrate_command, doctor, tokens, bench, completion),
+    "Maintain": (migrate_command, doctor, tokens, bench, completion),
 }
 for section in SECTIONS.values():
     for command in section:

@@ -23,9 +23,9 @@ _EFFECTS: Final = {
     SignalEffect.SATISFIED: "accepted; the execution goes on",
     SignalEffect.APPENDED: "accepted; it waits for more",
     SignalEffect.BUFFERED: "kept until it waits for it",
-    SignalEffect.KEPT: "kept: nothing waits for it yet, the next wait of that name takes it",
+    SignalEffect.KEPT: "kept: the next wait for it takes it",
 }
-_LEFT: Final = "kept: what it waits for now does not need it, a later wait of that name may"
+_LEFT: Final = "kept: the present wait does not need it, a later one may"
 
 
 @click.command("signal", short_help="Send an execution what it waits for.")

@@ -292,7 +292,7 @@ def describe_closed(budget: Budget, now_ms: int) -> str:
         held = f", {over.reserved:,} reserved" if over.reserved else ""
         numbers = [
             f"{over.current_usage:,} of {over.hard_limit:,} {over.dimension} used{held}:"
-            f" {left:,} left where {wanted:,} are waited for"
+            f" {left:,} left, {wanted:,} needed"
         ]
     if budget.next_reset_at_ms is None:
         numbers.append("reset it or raise its limit")
@@ -313,8 +313,8 @@ def describe_breach(name: str, breach: HardBreach, amounts: Amounts) -> str:
 def describe_soft(name: str, breach: SoftBreach) -> str:
     """The same for a limit that stops nothing."""
     return (
-        f"budget {name} is above its limit: {breach.current_usage} {breach.dimension} used,"
-        f" {breach.soft_limit} meant"
+        f"budget {name} is above its soft limit of {breach.soft_limit:,} {breach.dimension}:"
+        f" {breach.current_usage:,} used"
     )
 
 

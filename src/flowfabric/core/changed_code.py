@@ -130,9 +130,8 @@ def decide_accept(subject: Subject, accepted: Step | None, timing: Timing) -> De
         )
     if blocked_on is None or execution.lifecycle_phase is not states.LifecyclePhase.RUNNABLE:
         raise ExecutionNotEligible(
-            f"{execution.called} is {execution.public_state}: only an execution that is"
-            " blocked by changed steps can be told to accept them; `flowfabric why` tells what it"
-            " waits for"
+            f"{execution.called} is {execution.public_state}: only an execution that changed"
+            " code has blocked can accept the change; `flowfabric why` tells what it waits for"
         )
     record = Step(
         partition_key=execution.partition_key,
