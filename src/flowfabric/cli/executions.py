@@ -422,7 +422,7 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
     ]
 
 
-def _progress(execution: ExecutionDetails) -> str:
+def _progress(execution: ExecutionSnapshot) -> str:
     percent = "" if execution.progress_pct is None else f"{execution.progress_pct}%"
     return "  ".join(filter(None, (percent, execution.progress_message)))
 
