@@ -57,13 +57,16 @@ class CodedValues(Values):
         if not data:
             return data
         with _telling(decoding=False):
-            return ENCODED + self._codec.encode(data)
+            return ENCODED + _as_bytes(self._codec.encode(data))
 
     def unpack(self, data: Data) -> Data:
         if not data or not data.startswith(ENCODED):
             return data
         with _telling(decoding=True):
-            return self._codec.decode(data.removeprefix(ENCODED))
+            plain = _as_bytes(self._codec.decode(data.removeprefix(ENCODED)))
+            if not plain:
+                raise ValueError("it returned no data, and nothing empty is ever encoded")
+            return plain
 
     def show(self, data: Data) -> Data:
         try:
@@ -94,6 +97,15 @@ def _telling(*, decoding: bool) -> Iterator[None]:
         yield
     except Exception as error:
         raise CodecFailed(f"{type(error).__name__}: {error}", decoding=decoding) from error
+
+
+def _as_bytes(returned: object) -> bytes:
+    """What a codec returned; drivers and caches like to return a view of bytes, or None."""
+    if isinstance(returned, bytes):
+        return returned
+    if isinstance(returned, bytearray | memoryview):
+        return bytes(returned)
+    raise TypeError(f"it returned {type(returned).__name__}, not bytes")
 
 
 def check_codec(codec: object) -> None:

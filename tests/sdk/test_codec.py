@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import re
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,14 @@ from flowfabric import App, Context, EngineConfig, Retry, Run, testing
 from flowfabric.core.checks import ENCODED
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.states import PublicState
-from flowfabric.errors import CodecFailed, ExecutionFailed, IdempotencyConflict, PayloadTooLarge
-from flowfabric.task import SubmitOptions
+from flowfabric.errors import (
+    CodecFailed,
+    ExecutionFailed,
+    IdempotencyConflict,
+    InvalidInput,
+    PayloadTooLarge,
+)
+from flowfabric.task import SubmitOptions, Task
 from tests.apps import blocked, reached, working
 
 SECRET = "the butler did it"
@@ -236,6 +244,74 @@ async def test_what_the_codec_cannot_decode_blocks_the_run_until_it_can(
                 await run.signal("heard", "signal")
             assert await run.result(timeout="20s") == ["arguments", "step", "signal", "child"]
     assert done[1:] == ["done"]
+
+
+class Mirror:
+    """Turns values round. What it returns, and as what, is up to `returning`."""
+
+    def encode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+    def returning(self, name: str, kind: Callable[[bytes], object]) -> None:
+        # In place of the method, whose type would have to tell the truth.
+        vars(self)[name] = lambda data: kind(data[::-1])
+
+
+def echoing(app: App) -> Task[[str], str]:
+    @app.task(retry=Retry(max_retries=1, delay=0))
+    async def echo(ctx: Context, words: str) -> str:
+        return await ctx.step("say", lambda: words)
+
+    return echo
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+async def test_a_codec_may_return_bytes_of_any_kind(
+    store_url: str, kind: Callable[[bytes], object]
+) -> None:
+    codec = Mirror()
+    codec.returning("encode", kind)
+    codec.returning("decode", kind)
+    async with App(store_url, codec=codec) as app, working(app):
+        run = await app.submit(echoing(app), "hello")
+        assert await run.result(timeout="20s") == "hello"
+        assert [step.result for step in await run.steps()] == [b'"hello"']
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        pytest.param(lambda data: None, "TypeError: it returned NoneType, not bytes", id="None"),
+        pytest.param(bytes.decode, "TypeError: it returned str, not bytes", id="str"),
+        pytest.param(lambda data: b"", "ValueError: it returned no data", id="empty"),
+    ],
+)
+async def test_what_a_codec_returns_in_place_of_bytes_blocks_the_run_until_it_does_not(
+    store_url: str, kind: Callable[[bytes], object], told: str
+) -> None:
+    codec = Mirror()
+    async with App(store_url, codec=codec) as app:
+        run = await app.submit(echoing(app), "hello")
+        codec.returning("decode", kind)
+        async with working(app):
+            assert f"the app's codec could not decode a value: {told}" in await blocked(run)
+        seen = await run.snapshot()
+        assert (seen.retry_count, seen.total_attempt_count) == (0, 1)
+        codec.returning("decode", bytes)
+        async with working(app):
+            assert await run.result(timeout="20s") == "hello"
+        codec.returning("decode", kind)
+        # Shown as it is stored, for want of better.
+        assert len(await run.steps()) == 1
+        with pytest.raises(InvalidInput, match="that could not read it"):
+            await run.result(timeout="20s")
+        if told.startswith("TypeError"):
+            codec.returning("encode", kind)
+            with pytest.raises(CodecFailed, match=re.escape(told)):
+                await app.submit(app.tasks["echo"]("hello"))
 
 
 async def test_what_was_stored_without_a_codec_is_still_read(store_url: str) -> None:
