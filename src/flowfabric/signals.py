@@ -23,7 +23,14 @@ from flowfabric.core.signals import SignalOptions, SignalResult, not_awaited
 from flowfabric.core.waitpoints import INVALID, MISSING, WaitpointToken, check_token
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.waitpoints import Inbox
-from flowfabric.errors import FlowFabricError, InvalidInput, InvalidToken, MissingToken, NotFound
+from flowfabric.errors import (
+    FlowFabricError,
+    InvalidInput,
+    InvalidToken,
+    MissingToken,
+    NotFound,
+    WaitpointClosed,
+)
 from flowfabric.json_values import encode_value
 from flowfabric.outages import everything_within
 from flowfabric.parts import AppPart, check_execution_in
@@ -336,6 +343,11 @@ class Signals(AppPart):
             token = await engine.read_waitpoint_token(found_id, each.waitpoint_id)
             if token is not None:
                 return SignalToken(each.execution_id, each.waitpoint_id, token)
+        if fitting:
+            raise WaitpointClosed(
+                f"{await engine.called(found_id)}: the token for {name!r} has expired; whoever may"
+                " send the signal without a token still can"
+            )
         keys = [each.waitpoint_key for each in page.waitpoints]
         raise not_awaited(await engine.called(found_id), name, keys, NO_TOKEN)
 

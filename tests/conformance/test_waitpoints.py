@@ -15,6 +15,7 @@ from flowfabric.core.conditions import (
 from flowfabric.core.leases import OPERATOR_OVERRIDE
 from flowfabric.core.records import SignalEffect, Waitpoint, WaitpointState
 from flowfabric.core.results import Claimed
+from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import LifecyclePhase, OwnershipState, PublicState
 from flowfabric.core.waitpoints import PendingWaitpoint, UsePending, fingerprint
 from flowfabric.engine.suspensions import Suspended, SuspendSatisfied
@@ -245,6 +246,78 @@ async def test_a_pending_waitpoint_lives_as_long_as_the_pause_that_takes_it_over
     clock.advance(ms=TTL_MS)
     assert "waitpoint_expiry" not in await run_due(engine)
     assert await send(engine, claimed, pending) is SignalEffect.SATISFIED
+
+
+@pytest.mark.parametrize("timeout_in_ms", [None, 10 * TTL_MS])
+async def test_a_token_with_an_end_is_refused_from_then_on_while_operators_reach_the_pause(
+    engine: Engine, given: Given, clock: SettableClock, timeout_in_ms: int | None
+) -> None:
+    claimed = await given.running()
+    pending = await engine.create_waitpoint(
+        claimed.handle, "gate", expires_in_ms=TTL_MS, expire_token=True
+    )
+    paused_at = await pause(
+        given,
+        claimed,
+        Count(3, CountKind.DISTINCT_SOURCES, ("gate",), ByName("approved")),
+        waitpoints=using(pending),
+        timeout_in_ms=timeout_in_ms,
+    )
+    clock.advance(ms=TTL_MS - 1)
+    first = await paused_at.deliver(source_identity="alice", idempotency_key="click")
+    assert isinstance(first, SignalAccepted)
+    assert first.effect is SignalEffect.APPENDED
+    clock.advance(ms=1)
+    assert "waitpoint_expiry" not in await run_due(engine)
+    async with refused(engine, WaitpointClosed):
+        await send(engine, claimed, pending, source="bob")
+    assert await engine.read_waitpoint_token(claimed.execution_id, pending.waitpoint_id) is None
+    repeat = await paused_at.deliver(source_identity="alice", idempotency_key="click")
+    assert duplicate_of(repeat) == first.signal_id
+    answers = [
+        await engine.deliver_operator_signal(
+            claimed.execution_id, "gate", signal_name="approved", source_identity="bob"
+        ),
+        await engine.deliver_approval_signal(
+            claimed.execution_id,
+            pending.waitpoint_id,
+            signal_name="approved",
+            idempotency_suffix="1",
+            operator_identity="cyd",
+        ),
+    ]
+    assert [effect_of(each) for each in answers] == [SignalEffect.APPENDED, SignalEffect.SATISFIED]
+
+
+async def test_a_token_with_an_end_does_not_outlive_it_when_its_signal_is_set_aside(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    claimed = await given.running()
+    made = [
+        await engine.create_waitpoint(claimed.handle, "gate", expires_in_ms=ms, expire_token=True)
+        for ms in (TTL_MS, 2 * TTL_MS)
+    ]
+    suspension_id = new_id()
+    both = [using(each)[0] for each in made]
+    await pause(given, claimed, waitpoints=both, suspension_id=suspension_id)
+    assert await send(engine, claimed, made[0]) is SignalEffect.SATISFIED
+    resumed = await given.taken()
+    clock.advance(ms=TTL_MS)
+    (signal,) = await engine.observe_signals(resumed.handle)
+    assert await engine.set_aside_signals(
+        resumed.handle,
+        suspension_id=suspension_id,
+        signal_ids=[signal.signal_id],
+        reason="test",
+    )
+    reopened = [
+        await waitpoint_of(engine, claimed.execution_id, each.waitpoint_id) for each in made
+    ]
+    assert [each.state for each in reopened] == [WaitpointState.CLOSED, WaitpointState.PENDING]
+    assert reopened[1].expires_at_ms == made[1].expires_at_ms
+    clock.advance(ms=TTL_MS)
+    async with refused(engine, WaitpointClosed):
+        await send(engine, claimed, made[1])
 
 
 async def test_a_pending_waitpoint_keeps_its_token_when_the_key_changes(

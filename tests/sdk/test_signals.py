@@ -25,7 +25,7 @@ from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.core.states import PublicState
 from flowfabric.engine.waitpoints import SuspensionView
-from flowfabric.errors import ExecutionFailed, FlowFabricError, InvalidInput
+from flowfabric.errors import ExecutionFailed, FlowFabricError, InvalidInput, WaitpointClosed
 from flowfabric.testing import SettableClock
 from flowfabric.worker.signals import named_id
 from tests.apps import reached, working
@@ -441,6 +441,32 @@ async def test_a_replayed_execution_waits_again_where_it_was_cancelled() -> None
         await run.signal("go", "second time")
         await app.drain()
         assert await run.result(timeout=1) == "second time"
+
+
+async def test_a_token_expires_while_the_run_waits_with_it_and_an_operator_can_signal(
+    clock: SettableClock,
+) -> None:
+    async with testing.engine(clock) as app:
+        told: list[SignalToken] = []
+
+        @app.task
+        async def gate(ctx: Context) -> object:
+            told.append(await ctx.waitpoint("go", expires="1h"))
+            return (await ctx.wait_for_signal("go", timeout="7d")).payload
+
+        late, early = await app.submit(gate), await app.submit(gate)
+        await app.drain()
+        tokens = {each.execution_id: each for each in told}
+        clock.advance("59m")
+        await app.signals.deliver(tokens[early.execution_id], "go", 1)
+        clock.advance("1m")
+        with pytest.raises(WaitpointClosed, match="has expired: ask for another one, or have an"):
+            await app.signals.deliver(tokens[late.execution_id], "go", 2)
+        with pytest.raises(WaitpointClosed, match="the token for 'go' has expired"):
+            await app.signals.token(late.execution_id, "go")
+        await late.signal("go", 3)
+        await app.drain()
+        assert [await run.result(timeout=1) for run in (early, late)] == [1, 3]
 
 
 async def test_a_waitpoint_that_expired_is_replaced_and_an_operator_can_signal(

@@ -226,6 +226,18 @@ def test_a_pending_waitpoint_keeps_signals_until_it_expires() -> None:
         decide_deliver(held, request, found, Timing(now_ms=NOW_MS + 50))
 
 
+def test_a_token_ends_on_time_though_a_wait_keeps_its_waitpoint_open() -> None:
+    held = suspended()
+    ending = structs.replace(open_waitpoint(held), token_expires_at_ms=NOW_MS + 50)
+    bearer = SignalFindings(waitpoint=ending, by_token=True)
+    assert decide_deliver(held, sending(), bearer, TIMING).changes != NO_CHANGES
+    late = Timing(now_ms=NOW_MS + 50)
+    with pytest.raises(WaitpointClosed, match=r"the token of waitpoint .* has expired"):
+        decide_deliver(held, sending(), bearer, late)
+    operator = SignalFindings(waitpoint=ending)
+    assert decide_deliver(held, sending(), operator, late).changes != NO_CHANGES
+
+
 # Coming back ------------------------------------------------------------------------
 
 

@@ -457,6 +457,8 @@ class Waitpoint(Record, frozen=True, kw_only=True):
     created_at_ms: int
     activated_at_ms: int | None = None
     expires_at_ms: int | None = None
+    token_expires_at_ms: int | None = None
+    """From then on its token is refused, whatever the waitpoint itself still takes."""
     satisfied_at_ms: int | None = None
     closed_at_ms: int | None = None
     close_reason: str | None = None

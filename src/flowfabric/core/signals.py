@@ -32,7 +32,7 @@ from flowfabric.core.records import (
 )
 from flowfabric.core.resumption import NORMAL, RESUMED, resume, stored_policy
 from flowfabric.core.states import LifecyclePhase
-from flowfabric.core.waitpoints import is_expired
+from flowfabric.core.waitpoints import is_expired, token_expired
 
 DEDUPED: Final = "deduped"
 KEEPING: Final = (
@@ -189,6 +189,8 @@ class SignalFindings(Struct, frozen=True, kw_only=True):
     """The rows that a delivery depends on, besides the execution's own."""
 
     waitpoint: Waitpoint | None
+    by_token: bool = False
+    """Whether the sender has shown a token, and is no operator."""
     mailbox: Mailbox | None = None
     """Where it is kept when there is no waitpoint."""
     keep: bool = True
@@ -253,6 +255,8 @@ def decide_deliver(
     repeated = _repeated(subject.execution, request, found, timing.now_ms)
     if repeated is not None:
         return repeated
+    if found.by_token:
+        _check_token(found.waitpoint, timing.now_ms)
     suspension = _open_suspension(subject, found.waitpoint, timing.now_ms)
     _check_limit(subject.execution)
     signal = _new_signal(subject.execution, request, found, timing.now_ms)
@@ -288,6 +292,15 @@ def _check_name(waitpoint: Waitpoint | None, signal_name: str) -> None:
         raise errors.WrongSignalName(
             f"signal_name: the waitpoint takes {waitpoint.waitpoint_key!r} only,"
             f" not {signal_name!r}"
+        )
+
+
+def _check_token(waitpoint: Waitpoint | None, now_ms: int) -> None:
+    """A token has its own end: a wait that uses its waitpoint may last longer."""
+    if waitpoint is not None and token_expired(waitpoint, now_ms):
+        raise errors.WaitpointClosed(
+            f"the token of waitpoint {waitpoint.waitpoint_id} has expired: ask for another one, or"
+            " have an operator send the signal"
         )
 
 

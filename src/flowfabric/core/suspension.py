@@ -39,6 +39,7 @@ from flowfabric.core.waitpoints import (
     new_waitpoint,
     pending_again,
     signing_key,
+    token_expired,
     unannounced,
 )
 
@@ -279,7 +280,7 @@ def decide_set_aside(
         named = sorted(request.signal_ids)
         raise errors.InvalidInput("signal_ids", "must have counted for the suspension", named)
     room = bounds.OPEN_WAITPOINTS_MAX - execution.open_waitpoint_count
-    opened = tuple(map(pending_again, _closed_by(wait, timing.now_ms)[:room]))
+    opened = tuple(map(_pending_until_token_expires, _closed_by(wait, timing.now_ms)[:room]))
     unmet = structs.replace(
         suspension,
         satisfied_at_ms=None,
@@ -306,7 +307,15 @@ def _closed_by(wait: MetWait, now_ms: int) -> list[records.Waitpoint]:
         for each in wait.waitpoints
         if each.state is records.WaitpointState.CLOSED
         and (each.expires_at_ms is None or each.expires_at_ms > now_ms)
+        and not token_expired(each, now_ms)
     ]
+
+
+def _pending_until_token_expires(waitpoint: records.Waitpoint) -> records.Waitpoint:
+    """Open again for the next wait, which leaves out what has expired."""
+    ends = (waitpoint.expires_at_ms, waitpoint.token_expires_at_ms)
+    until_ms = min((each for each in ends if each is not None), default=None)
+    return structs.replace(pending_again(waitpoint), expires_at_ms=until_ms)
 
 
 def set_aside_reason(suspension: records.Suspension | None) -> str:

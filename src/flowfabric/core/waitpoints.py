@@ -454,12 +454,14 @@ def decide_create_waitpoint(
     expires_in_ms: int,
     keys: Sequence[HmacKey],
     timing: Timing,
+    *,
+    expire_token: bool = False,
 ) -> Decision[PendingWaitpoint]:
     """Make a waitpoint whose token can be handed out before the execution suspends.
 
     A repeat gets the waitpoint that was `made` before, open or closed. One that the execution's
     end has closed is opened again: after a replay its token is as good as before, for the next
-    wait of its name.
+    wait of its name. With `expire_token` its token stops working even if a wait has taken it over.
     """
     execution, now_ms = subject.execution, timing.now_ms
     check_fence(subject, fence, now_ms)
@@ -470,13 +472,15 @@ def decide_create_waitpoint(
     changes, waitpoint = NO_CHANGES, made
     if waitpoint is None or waitpoint.ended_with_execution:
         check_waitpoint_room(execution, 1)
+        until_ms = min(now_ms + expires_in_ms, bounds.TIME_MS_MAX)
         waitpoint = structs.replace(
             new_waitpoint(execution, bound, signing_key(keys), now_ms)
             if made is None
             else pending_again(made),
             attempt_index=execution.current_attempt_index,
             ended_with_execution=False,
-            expires_at_ms=min(now_ms + expires_in_ms, bounds.TIME_MS_MAX),
+            expires_at_ms=until_ms,
+            token_expires_at_ms=until_ms if expire_token else None,
         )
         count = execution.open_waitpoint_count + 1
         after = change(execution, now_ms, open_waitpoint_count=count)
@@ -484,7 +488,7 @@ def decide_create_waitpoint(
             changes = Changes(inserts=(waitpoint,), updates=(after,))
         else:
             changes = Changes(updates=(after, waitpoint))
-    expires_at_ms = waitpoint.expires_at_ms
+    expires_at_ms = waitpoint.token_expires_at_ms or waitpoint.expires_at_ms
     answer = PendingWaitpoint(
         waitpoint_id=waitpoint.waitpoint_id,
         waitpoint_key=waitpoint.waitpoint_key,
@@ -514,3 +518,9 @@ def is_expired(waitpoint: Waitpoint, now_ms: int) -> bool:
         and waitpoint.expires_at_ms is not None
         and waitpoint.expires_at_ms <= now_ms
     )
+
+
+def token_expired(waitpoint: Waitpoint, now_ms: int) -> bool:
+    """Whether its token is refused, though the waitpoint may still be waited at."""
+    until_ms = waitpoint.token_expires_at_ms
+    return until_ms is not None and until_ms <= now_ms

@@ -506,6 +506,7 @@ async def _find_for(
     chosen = [] if request.signal_id is None else [(*at, request.signal_id)]
     return signals.SignalFindings(
         waitpoint=waitpoint,
+        by_token=delivery.token is not None,
         mailbox=Mailbox(waitpoint_id=waitpoint_id, waitpoint_key=key),
         dedup=next((each for each in earlier if each.waitpoint_id == waitpoint_id), None),
         recorded=bool(await reader.get(SignalFacts, chosen)),

@@ -187,6 +187,7 @@ class Waitpoints(shell.Group):
         expires_in_ms: int,
         waitpoint_id: str | None = None,
         own_name_only: bool = False,
+        expire_token: bool = False,
     ) -> waitpoints.PendingWaitpoint:
         """A waitpoint whose token can be handed out before the execution suspends.
 
@@ -194,10 +195,13 @@ class Waitpoints(shell.Group):
         suspension takes over in time is closed. Each call makes another one, unless it
         names a `waitpoint_id`: a repeat gets the one there is, in whatever state it is,
         and opens it again if the end of an execution that was replayed has closed it.
-        With `own_name_only` it refuses signals whose name is not its key.
+        With `own_name_only` it refuses signals whose name is not its key. With `expire_token`
+        the token stops working after that time, even while a suspension waits there: from then
+        on only operators reach it.
         """
         opened = self.shell.open_handle(handle)
         check_int("expires_in_ms", expires_in_ms, 1, bounds.WAITPOINT_TTL_MS_MAX)
+        check_bool("expire_token", expire_token)
         named = (
             shell.new_uuid()
             if waitpoint_id is None
@@ -225,7 +229,14 @@ class Waitpoints(shell.Group):
         ) -> Decision[waitpoints.PendingWaitpoint]:
             subject, keys, made = found
             return waitpoints.decide_create_waitpoint(
-                subject, shell.fence_of(opened), bound, made, expires_in_ms, keys, timing
+                subject,
+                shell.fence_of(opened),
+                bound,
+                made,
+                expires_in_ms,
+                keys,
+                timing,
+                expire_token=expire_token,
             )
 
         return await self.shell.decide_loaded(lock, decide)
@@ -447,7 +458,7 @@ class Waitpoints(shell.Group):
     async def read_waitpoint_token(
         self, execution_id: str, waitpoint_id: str
     ) -> waitpoints.WaitpointToken | None:
-        """The token of an open waitpoint of this execution; None for any other.
+        """The token of an open waitpoint of this execution; None for any other, or if it expired.
 
         When the key that signed it is no longer accepted, a token of the current key.
         """
@@ -463,6 +474,8 @@ class Waitpoints(shell.Group):
 
         waitpoint, keys, now_ms = await self.store.read(body)
         if waitpoint is None or waitpoint.state is records.WaitpointState.CLOSED:
+            return None
+        if waitpoints.token_expired(waitpoint, now_ms):
             return None
         if waitpoints.usable_key(keys, waitpoint.token_kid, now_ms).kid != waitpoint.token_kid:
             return await self._sign_again(target_id, named)

@@ -122,6 +122,7 @@ async def make_waitpoint(
                     expires_in_ms=expires_in_ms,
                     waitpoint_id=waitpoint_id,
                     own_name_only=True,
+                    expire_token=True,
                 )
             )
             services.waitpoints_made += 1

@@ -52,6 +52,7 @@ create table waitpoint (
     required_signal_names  text not null,
     activated_at_ms        bigint,
     expires_at_ms          bigint,
+    token_expires_at_ms    bigint,
     satisfied_at_ms        bigint,
     closed_at_ms           bigint,
     close_reason           text,

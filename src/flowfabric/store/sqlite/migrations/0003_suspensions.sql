@@ -52,6 +52,7 @@ create table waitpoint (
     required_signal_names  text not null,
     activated_at_ms        integer,
     expires_at_ms          integer,
+    token_expires_at_ms    integer,
     satisfied_at_ms        integer,
     closed_at_ms           integer,
     close_reason           text,
