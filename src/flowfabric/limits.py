@@ -167,6 +167,10 @@ class Limit:
                 raise InvalidInput(
                     where, f"needs {name}, which is not known when the run is submitted"
                 )
+        if callable(self.key) and not bound.all_known:
+            raise InvalidInput(
+                where, "needs all arguments, which are not known when the run is submitted"
+            )
         try:
             value = (
                 self.key.format_map(bound.by_name)
@@ -194,6 +198,8 @@ class BoundArguments(Struct, frozen=True):
     by_name: Mapping[str, object]
     args: tuple[object, ...] = ()
     kwargs: Mapping[str, object] = {}
+    all_known: bool = True
+    """Whether a function can be called with them."""
 
 
 def check_limits(given: object) -> tuple[Limit, ...]:

@@ -549,7 +549,7 @@ class Arguments:
         return Bound(tuple(positional), bound.kwargs)
 
     def for_keys(self, payload: bytes, *, calls: bool) -> BoundArguments:
-        """The arguments that are known, with defaults for others; as passed if a key `calls`."""
+        """The arguments that are known, and the defaults of others; as a call if a key `calls`."""
         try:
             document = msgspec.json.decode(payload or b"{}", type=dict[str, object])
         except msgspec.DecodeError as error:
@@ -562,10 +562,16 @@ class Arguments:
         if not calls:
             return BoundArguments(by_name)
         try:
-            bound = self.decode(payload)
+            bound = self._complete(self.decode(payload))
         except InvalidInput:
-            bound = Bound((), {})
+            return BoundArguments(by_name, all_known=False)
         return BoundArguments(by_name, bound.args, bound.kwargs)
+
+    def _complete(self, bound: Bound) -> Bound:
+        """With the defaults of omitted arguments, and by position as far as the function allows."""
+        call = self._signature.bind(*bound.args, **bound.kwargs)
+        call.apply_defaults()
+        return Bound(call.args, call.kwargs)
 
     def _refusal(self, problem: str) -> InvalidInput:
         """Turn what msgspec says about the object into words about the function's arguments."""

@@ -108,6 +108,57 @@ async def test_a_key_may_be_a_function_of_the_arguments(waiting_app: App) -> Non
     assert [each.key for each in await waiting_app.limits.use("ship")] == ["0", "1"]
 
 
+async def test_a_key_function_gets_all_arguments_whichever_way_they_are_passed(
+    waiting_app: App,
+) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def key(tenant: str, since: int, *pages: int, deep: bool, **more: int) -> str:
+        seen.append((tenant, since, pages, deep, more))
+        return tenant
+
+    @waiting_app.task(concurrency=2, key=key)
+    async def sync(
+        tenant: str, since: int = 7, *pages: int, deep: bool = True, **more: int
+    ) -> None: ...
+
+    @waiting_app.task(concurrency=2, key=lambda tenant, since: f"{tenant}-{since}")
+    async def short(ctx: Context, tenant: str, since: int = 0) -> None: ...
+
+    await waiting_app.submit(sync("ann"))
+    await waiting_app.submit_many([sync(tenant="bob"), sync("cy", 1, 2, 3, deep=False, size=5)])
+    flow = waiting_app.flow("whole")
+    flow.add(sync, "dan", since=2)
+    await flow.start()
+    assert {called[0]: called for called in seen} == {
+        "ann": ("ann", 7, (), True, {}),
+        "bob": ("bob", 7, (), True, {}),
+        "cy": ("cy", 1, (2, 3), False, {"size": 5}),
+        "dan": ("dan", 2, (), True, {}),
+    }
+    runs = [await waiting_app.submit(short, "ann"), await waiting_app.submit(short("ann", since=1))]
+    async with working(waiting_app):
+        for run in runs:
+            await run.result(timeout="30s")
+    assert [each.key for each in await waiting_app.limits.use("short")] == ["ann-0", "ann-1"]
+
+
+async def test_a_key_function_is_not_called_with_what_another_node_will_return() -> None:
+    async with testing.engine() as app:
+
+        @app.task
+        async def named() -> str:
+            return "ann"
+
+        @app.task(concurrency=2, key=lambda tenant="guess": tenant)
+        async def sync(tenant: str = "someone") -> None: ...
+
+        flow = app.flow("whole")
+        node = flow.add(named)
+        with pytest.raises(InvalidInput, match="needs all arguments, which are not known when"):
+            flow.add(sync, node)
+
+
 async def test_tasks_share_a_limit_that_they_name(waiting_app: App) -> None:
     crowd, provider = Crowd(), Limit("provider", concurrency=2)
 
