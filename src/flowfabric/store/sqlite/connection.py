@@ -260,6 +260,8 @@ def _unhex(text: str | None) -> bytes | None:
 # share it: SQLite deletes neither while we have them open. So the paths are looked up again
 # before every read, and before and after every commit.
 
+LogState = tuple[int, int]
+"""Something that changes when a commit writes to the file."""
 _NOBODY: Final = (0, 0)
 _BESIDE: Final = ("", "-wal", "-shm")
 
@@ -273,34 +275,32 @@ class FileIdentity:
         self._log = f"{path}-wal"
         paths = () if path == MEMORY else tuple(f"{path}{ending}" for ending in _BESIDE)
         opened = {each: _look_up(each) for each in paths}
-        self._opened = {each: found for each, found in opened.items() if found != _NOBODY}
+        self._opened = {
+            each: (found.st_dev, found.st_ino) for each, found in opened.items() if found
+        }
 
-    def check(self) -> None:
-        """Raise unless the paths still name those files."""
+    def check(self) -> LogState:
+        """Raise unless the paths still name those files; return the state of the log."""
+        log = _NOBODY
         for path, opened in self._opened.items():
-            if _look_up(path) != opened:
+            found = _look_up(path)
+            if found is None or (found.st_dev, found.st_ino) != opened:
                 what = "replaced" if os.path.exists(path) else "deleted"
                 raise errors.DatabaseGone(
                     "sqlite",
                     f"{path} was {what} while it was in use, so nothing can be read from or"
                     " stored in it any more; put the file back, or start this process again",
                 )
-
-    def log_state(self) -> tuple[int, int]:
-        """Something that changes when a commit writes to the file."""
-        try:
-            found = os.stat(self._log)
-        except OSError:
-            return _NOBODY
-        return found.st_size, found.st_mtime_ns
+            if path == self._log:
+                log = found.st_size, found.st_mtime_ns
+        return log
 
 
-def _look_up(path: str) -> tuple[int, int]:
+def _look_up(path: str) -> os.stat_result | None:
     try:
-        found = os.stat(path)
+        return os.stat(path)
     except OSError:
-        return _NOBODY
-    return found.st_dev, found.st_ino
+        return None
 
 
 # The clock of a machine, as all its processes on one file read it -----------

@@ -136,13 +136,12 @@ class Committer:
 
     def _commit(self, group: list[WriterJob]) -> None:
         """Refused means not stored: a file that is gone is noticed before it is written to."""
-        self._identity.check()
-        before = self._identity.log_state()
+        before = self._identity.check()
         self.connection.execute("commit")
-        wrote = not self._on_disk or self._identity.log_state() != before
+        after = self._identity.check()
+        wrote = not self._on_disk or after != before
         for work in group:
             work.wrote = wrote
-        self._identity.check()
 
     def _run_first(self, work: WriterJob) -> None:
         """The first of a group has nothing before it to keep.
