@@ -88,6 +88,11 @@ class Link(PassingStore):
     ) -> Sequence[Row]:
         return await self._carry(lambda: self.store.execute_alone(name, topics, **parameters))
 
+    async def execute_and_read(
+        self, name: str, read: Callable[[Sequence[Row]], T], /, **parameters: Parameter
+    ) -> T:
+        return read(await self.execute_alone(name, **parameters))
+
     async def read_events(
         self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
     ) -> EventPage:

@@ -403,7 +403,7 @@ class RemoteStore(HintBoard):
         self._refuse_at_once()
 
     migrate = ping = transact = try_unlocked = transact_on = read = _refuse
-    execute_alone = read_events = end_of_events = _refuse
+    execute_alone = execute_and_read = read_events = end_of_events = _refuse
     transact_apart = transact_on_sync = _refuse_at_once
 
 

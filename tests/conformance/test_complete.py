@@ -112,6 +112,22 @@ async def test_settings_say_how_long_ends_are_kept(engine: Engine, given: Given)
         assert after.retain_until_ms == given.clock.now_ms() + kept_ms
 
 
+@pytest.mark.parametrize("odd", [None, b"", b"odd", BYTES])
+async def test_each_of_a_batch_has_its_result_though_nearly_all_have_the_same(
+    engine: Engine, given: Given, odd: bytes | None
+) -> None:
+    handles = [(await given.running()).handle for _ in range(12)]
+    results = [BYTES] * 11 + [odd]
+    await engine.complete_many(
+        [
+            Completion(handle=handle, result=each)
+            for handle, each in zip(handles, results, strict=True)
+        ]
+    )
+    stored = [await engine.get_execution_result(handle.execution_id) for handle in handles]
+    assert stored == [each or None for each in results]
+
+
 async def test_a_batch_completes_each_and_answers_in_order(engine: Engine, given: Given) -> None:
     handles = [(await given.running()).handle for _ in range(3)]
     lost = await given.revoked()

@@ -12,7 +12,7 @@ from flowfabric.core.flow_records import EndedUpstream
 from flowfabric.core.ids import ExecutionId, FlowId
 from flowfabric.core.records import Execution, Record
 from flowfabric.errors import Corruption
-from flowfabric.store.base import Key, Reader, Store, Transaction
+from flowfabric.store.base import FetchedRows, Key, PackedRows, Reader, Store, Transaction, Value
 from flowfabric.store.mapping import (
     AFTER_THE_END,
     BEFORE_THE_END,
@@ -20,6 +20,7 @@ from flowfabric.store.mapping import (
     Kind,
     Live,
     RequestRow,
+    answers_of,
     changed_columns,
     from_row,
     from_values,
@@ -254,3 +255,28 @@ def test_events_have_the_columns_of_their_table() -> None:
     assert table_of(Event).name == "event"
     stored: type[Struct] = StoredEvent
     assert set(table_of(stored).names) == {"event_id", *table_of(Event).names}
+
+
+class Answer(Struct, array_like=True):
+    payload: bytes
+    number: int
+    sure: bool = True
+
+
+PACKED = PackedRows(["payload", "payload number sure"], [(b"\xff", '["",1]'), (b"", '["",2,0]')])
+
+
+def test_packed_rows_are_rows_like_others() -> None:
+    first = {"payload": b"\xff", "number": 1}
+    second = {"payload": b"", "number": 2, "sure": 0}
+    assert (len(PACKED), list(PACKED), PACKED[1]) == (2, [first, second], second)
+    assert PACKED.tuples() == [(b"\xff", 1), (b"", 2, 0)]
+
+
+def test_packed_rows_are_read_as_structs() -> None:
+    answers = [Answer(b"\xff", 1), Answer(b"", 2, sure=False)]
+    assert answers_of(Answer, PACKED) == answers
+    rows: list[tuple[Value, ...]] = [(b"\xff", 1, 1), (b"", 2, 0)]
+    assert answers_of(Answer, FetchedRows(["payload", "number", "sure"], rows)) == answers
+    with pytest.raises(Corruption, match="a row is no Answer"):
+        answers_of(Answer, PackedRows(["payload", "payload number"], [(b"", '["","one"]')]))

@@ -1,6 +1,7 @@
 """What every store promises about a unit of work."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from msgspec import structs
@@ -10,7 +11,7 @@ from flowfabric.core.ids import ExecutionId
 from flowfabric.core.records import Execution, Lane
 from flowfabric.core.states import LaneState
 from flowfabric.errors import Corruption
-from flowfabric.store.base import Key, Reader, Store, Transaction, UniqueViolation
+from flowfabric.store.base import Key, Reader, Row, Store, Transaction, UniqueViolation
 from tests.store.records import (
     ENDED,
     NOW_MS,
@@ -198,6 +199,18 @@ async def test_a_deployment_is_seeded_once(store: Store) -> None:
     assert partitions == [256, 32, 32]
     assert isinstance(row["handle_key"], bytes)
     assert len(row["handle_key"]) == 32
+
+
+async def test_the_rows_of_a_statement_can_be_read_on_their_way(store: Store) -> None:
+    await save(store, Changes(inserts=tuple(a_lane(f"lane-{n:02}") for n in range(20))))
+
+    def names(rows: Sequence[Row]) -> list[object]:
+        return [row["lane_id"] for row in rows]
+
+    assert await store.execute_and_read("list_lanes", names, after="lane-", limit=100) == [
+        f"lane-{n:02}" for n in range(20)
+    ]
+    assert await store.execute_and_read("list_lanes", names, after="lane-19", limit=100) == []
 
 
 async def test_a_store_answers_pings(store: Store) -> None:

@@ -191,6 +191,9 @@ class RenewedRow(Struct, frozen=True, gc=False, array_like=True):
     lease_epoch: int
 
 
+Taken = tuple[ClaimRow, Claimed]
+"""A lease as its row says, and as its worker is told."""
+
 BrokenBy = Callable[[BaseException], bool]
 """Whether an error means that the database went away before a transaction could commit."""
 
@@ -316,23 +319,19 @@ class Leases(shell.Group):
         )
         self.gated.again_in_s = None
         if await self.gated.serves(query):
-            leases = await self._claim_both(query, request, limit)
+            taken = await self._claim_both(query, request, limit)
         else:
-            leases = await self._claim_unlimited(query, request, limit)
-        if (
-            not leases
-            and self.gated.may_be_kept_back(query)
-            and await let_go_for(self.shell, query)
-        ):
-            leases = await self._claim_both(query, request, limit)
+            taken = await self._claim_unlimited(query, request, limit)
+        if not taken and self.gated.may_be_kept_back(query) and await let_go_for(self.shell, query):
+            taken = await self._claim_both(query, request, limit)
+        leases = [lease for lease, _ in taken]
         if _ends_soon(leases, lease_ttl_ms):
             self.store.hint(topics.DUE_TOPIC)
         self.lone_members.note(leases)
-        instance_id = worker.worker_instance_id
         last = await self._on_last_chance(leases)
         claimed = [
-            self._read_claim(lease, instance_id, lease_ttl_ms, last_chance=lease.lease_id in last)
-            for lease in leases
+            structs.replace(each, last_chance=True) if lease.lease_id in last else each
+            for lease, each in taken
         ]
         return list(await self.shell.values.through_all(claimed, self._shown))
 
@@ -354,27 +353,37 @@ class Leases(shell.Group):
 
     async def _claim_unlimited(
         self, query: ClaimQuery, request: ClaimRequest, limit: int
-    ) -> list[ClaimRow]:
+    ) -> list[Taken]:
         """Claim what no limit holds up."""
-        rows = await self.store.execute_alone(
-            "claim_free", **query.parameters, **request.parameters(limit)
+        return await self.store.execute_and_read(
+            "claim_free",
+            lambda rows: self._read_claims(answers_of(ClaimRow, rows), request),
+            **query.parameters,
+            **request.parameters(limit),
         )
-        return answers_of(ClaimRow, rows)
 
     async def _claim_both(
         self, query: ClaimQuery, request: ClaimRequest, limit: int
-    ) -> list[ClaimRow]:
+    ) -> list[Taken]:
         """Alternate between limited and unlimited work; the second gets the remaining slots."""
         self._gated_first = not self._gated_first
         if not self._gated_first:
-            rows = await self._claim_unlimited(query, request, limit)
-            if len(rows) < limit:
-                rows += await self.gated.claim(query, request, limit - len(rows))
-            return rows
+            taken = await self._claim_unlimited(query, request, limit)
+            if len(taken) < limit:
+                rows = await self.gated.claim(query, request, limit - len(taken))
+                taken += self._read_claims(rows, request)
+            return taken
         rows = await self.gated.claim(query, request, limit)
-        if len(rows) < limit:
-            rows += await self._claim_unlimited(query, request, limit - len(rows))
-        return rows
+        taken = self._read_claims(rows, request)
+        if len(taken) < limit:
+            taken += await self._claim_unlimited(query, request, limit - len(taken))
+        return taken
+
+    def _read_claims(self, leases: Sequence[ClaimRow], request: ClaimRequest) -> list[Taken]:
+        instance_id = WorkerInstanceId(request.worker_instance_id)
+        return [
+            (lease, self._read_claim(lease, instance_id, request.lease_ttl_ms)) for lease in leases
+        ]
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
@@ -508,7 +517,7 @@ class Leases(shell.Group):
         worker_instance_id: WorkerInstanceId,
         lease_ttl_ms: int,
         *,
-        last_chance: bool,
+        last_chance: bool = False,
     ) -> Claimed:
         handle = Handle(
             backend_tag=self.store.backend_tag,

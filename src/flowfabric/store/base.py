@@ -16,10 +16,13 @@ under "Invariants".
 """
 
 import inspect
+import types
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, Self, TypeVar, overload
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from flowfabric.core.decisions import Changes, Place, place_of
 from flowfabric.core.events import LogEnd, StoredEvent
@@ -27,6 +30,7 @@ from flowfabric.core.records import Record
 from flowfabric.errors import Bug
 
 R = TypeVar("R", bound=Record)
+S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
 
 Value = str | int | bool | float | bytes | None
@@ -62,17 +66,55 @@ class FetchedRows(Sequence[Row]):
     def __getitem__(self, place: slice) -> "FetchedRows": ...
     def __getitem__(self, place: int | slice) -> "Row | FetchedRows":
         if isinstance(place, slice):
-            return FetchedRows(self.columns, self._rows[place])
-        return dict(zip(self.columns, self._rows[place], strict=False))
+            return FetchedRows(self.columns, self._values()[place])
+        return dict(zip(self.columns, self._values()[place], strict=False))
 
     def __iter__(self) -> Iterator[Row]:
-        return (dict(zip(self.columns, row, strict=False)) for row in self._rows)
+        return (dict(zip(self.columns, row, strict=False)) for row in self._values())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
     def tuples(self) -> list[tuple[object, ...]]:
-        return [tuple(row) for row in self._rows]
+        return [tuple(row) for row in self._values()]
+
+    def _values(self) -> Sequence[Iterable[Value]]:
+        return self._rows
+
+
+class PackedRows(FetchedRows):
+    """Rows whose last column is a JSON array of all values; its name lists theirs.
+
+    What is bytes comes first, in columns of its own, and is empty text in the array. Nothing is
+    taken apart before somebody reads it: that need not be the thread that has the connection.
+    """
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Value, ...]]) -> None:
+        super().__init__(columns[-1].split(), rows)
+        self._packed = rows
+        self._unpacked: list[tuple[Value, ...]] | None = None
+
+    def structs(self, kind: type[S]) -> list[S]:
+        """The rows as structs that are like arrays, without a list for each."""
+        form = types.GenericAlias(list, (kind,))
+        # Not strict: one database has booleans, the other zero and one.
+        found: list[S] = msgspec.json.decode(self._text(), type=form, strict=False)
+        for place, name in enumerate(self.columns[: len(self._packed[0]) - 1]):
+            for each, row in zip(found, self._packed, strict=True):
+                force_setattr(each, name, row[place])
+        return found
+
+    def _values(self) -> Sequence[tuple[Value, ...]]:
+        if self._unpacked is None:
+            arrays = msgspec.json.decode(self._text(), type=list[list[str | int | None]])
+            self._unpacked = [
+                (*row[:-1], *values[len(row) - 1 :])
+                for row, values in zip(self._packed, arrays, strict=True)
+            ]
+        return self._unpacked
+
+    def _text(self) -> str:
+        return f"[{','.join([str(row[-1]) for row in self._packed])}]"
 
 
 def tuples_of(rows: Sequence[Row]) -> list[tuple[object, ...]]:
@@ -338,6 +380,16 @@ class Store(Protocol):
         A file for SQLite may hold several statements, separated by lines `-- next`;
         the rows are those of the last one. `given('results', 3)` is there the fourth value of
         a list.
+        """
+        ...
+
+    async def execute_and_read(
+        self, name: str, read: Callable[[Sequence[Row]], T], /, **parameters: Parameter
+    ) -> T:
+        """What `read` makes of the rows of such a statement, which wakes nobody.
+
+        SQLite may call it while the disk is flushed: it must leave no trace, as the transaction
+        may yet fail.
         """
         ...
 

@@ -6,7 +6,7 @@ belongs to the same transaction.
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
 from typing import TypeVar
 
@@ -125,6 +125,11 @@ class OnConnection(PassingStore):
             return rows
 
         return await self.transact(run)
+
+    async def execute_and_read(
+        self, name: str, read: Callable[[Sequence[Row]], T], /, **parameters: Parameter
+    ) -> T:
+        return read(await self.execute_alone(name, **parameters))
 
     # The connection is not ours: it is open as long as the caller keeps it open.
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Self
 from weakref import WeakKeyDictionary
 
+from flowfabric.store.base import FetchedRows
+
 EVERY_TOPIC: Final = "*"
 """Hints every listener, whatever it listens to."""
 ANYBODY: Final = "any:"
@@ -28,7 +30,8 @@ TOPIC: Final = "topic"
 
 def topics_in(rows: Sequence[Mapping[str, object]]) -> set[str]:
     """What a statement has found to be hinted at, if it looks for that."""
-    return {str(row[TOPIC]) for row in rows} if rows and TOPIC in rows[0] else set()
+    columns = rows.columns if isinstance(rows, FetchedRows) else rows[0] if rows else ()
+    return {str(row[TOPIC]) for row in rows} if TOPIC in columns else set()
 
 
 def poll_s(idle_s: float) -> float:

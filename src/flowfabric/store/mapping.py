@@ -27,7 +27,7 @@ from flowfabric.core.decisions import NO_LEASE, Place, Writes, place_of
 from flowfabric.core.events import Cursor, Event, LogEnd, StoredEvent
 from flowfabric.core.records import Execution, Record
 from flowfabric.errors import Corruption
-from flowfabric.store.base import EventPage, Key, Row, Value, tuples_of
+from flowfabric.store.base import EventPage, Key, PackedRows, Row, Value, tuples_of
 
 S = TypeVar("S", bound=Struct)
 T = TypeVar("T")
@@ -178,9 +178,14 @@ def values_of(kind: type[T], rows: Sequence[Row], partition_key: object = None) 
     return _convert(kind, values)
 
 
-def answers_of(kind: type[T], rows: Sequence[Row]) -> list[T]:
+def answers_of(kind: type[S], rows: Sequence[Row]) -> list[S]:
     """Rows of a statement as structs that are like arrays: of its columns, in their order."""
-    return _convert(kind, tuples_of(rows))
+    if not isinstance(rows, PackedRows):
+        return _convert(kind, tuples_of(rows))
+    try:
+        return rows.structs(kind)
+    except msgspec.ValidationError as error:
+        raise Corruption(f"a row is no {kind.__name__}: {error}") from error
 
 
 _id_names: dict[object, tuple[str, ...]] = {ids.ExecutionId: ("execution_id",)}

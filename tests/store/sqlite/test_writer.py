@@ -5,7 +5,7 @@ import itertools
 import os
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +14,12 @@ import pytest
 
 from flowfabric.core.decisions import Changes
 from flowfabric.core.records import Lane
-from flowfabric.errors import Bug, Transport, Unavailable
-from flowfabric.store.base import Body, Reader, Transaction
+from flowfabric.errors import Bug, DatabaseGone, Transport, Unavailable
+from flowfabric.store.base import Body, Reader, Row, Transaction
 from flowfabric.store.sqlite import writer
-from flowfabric.store.sqlite.store import SqliteStore
+from flowfabric.store.sqlite.connection import FileIdentity, MachineClock, connect
+from flowfabric.store.sqlite.store import SqliteStore, apply_pending
+from flowfabric.store.sqlite.writer import MUCH_TO_READ, Committer, RowsUnit, WriterJob
 from tests.store.records import a_lane, change_sqlite, save, start_python
 
 
@@ -97,6 +99,63 @@ async def test_a_failing_unit_leaves_its_neighbours_alone(store: SqliteStore, pa
     assert isinstance(second, LookupError)
     assert "lane" in str(third)
     assert lanes_in(path) == ["a", "b"]
+
+
+async def write_and_find(transaction: Transaction) -> Sequence[Row]:
+    await transaction.save(Changes(inserts=tuple(a_lane(str(n)) for n in range(MUCH_TO_READ))))
+    return await transaction.select("list_lanes", after="", limit=100)
+
+
+@pytest.fixture
+def committer(path: Path) -> Iterator[Committer]:
+    with closing(connect(str(path), "full")) as connection:
+        apply_pending(connection)
+        identity = FileIdentity(str(path))
+        yield Committer(connection, MachineClock(), identity, on_disk=True)
+
+
+async def test_rows_can_be_read_before_they_are_committed(committer: Committer, path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def read(rows: Sequence[Row]) -> int:
+        seen.append(lanes_in(path))
+        return len(rows)
+
+    def read_early(group: list[WriterJob]) -> None:
+        assert unit.has_much_to_read
+        unit.prepare()
+        assert not future.done()
+
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    unit = RowsUnit(write_and_find, read, future)
+    committer.run(unit, (), read_early)
+    unit.settle()
+    assert (await future, seen) == (MUCH_TO_READ + 1, [[]]), "with the lane of the deployment"
+    assert len(lanes_in(path)) == MUCH_TO_READ
+
+
+async def test_what_was_read_of_a_commit_that_fails_is_not_told(
+    committer: Committer, path: Path
+) -> None:
+    def read_and_lose_the_file(group: list[WriterJob]) -> None:
+        unit.prepare()
+        path.unlink()
+
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    unit = RowsUnit(write_and_find, len, future)
+    committer.run(unit, (), read_and_lose_the_file)
+    unit.settle()
+    with pytest.raises(DatabaseGone):
+        await future
+
+
+async def test_rows_that_cannot_be_read_are_reported(store: SqliteStore) -> None:
+    def read(rows: Sequence[Row]) -> int:
+        raise LookupError("no")
+
+    with pytest.raises(LookupError, match="no"):
+        await store.execute_and_read("list_lanes", read, after="", limit=1)
+    assert await store.transact(inserts("a")) == "a"
 
 
 async def test_a_unit_whose_caller_gave_up_is_not_run(store: SqliteStore, path: Path) -> None:

@@ -287,6 +287,11 @@ class PostgresStore(HintingStore):
             self._exchange.take_back()
         return answer
 
+    async def execute_and_read(
+        self, name: str, read: Callable[[Sequence[base.Row]], T], /, **parameters: base.Parameter
+    ) -> T:
+        return read(await self.execute_alone(name, **parameters))
+
     async def read_events(
         self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
     ) -> base.EventPage:

@@ -309,6 +309,21 @@ class SqliteStore(HintingStore):
 
         return await self._open_writer().transact(body)
 
+    async def execute_and_read(
+        self,
+        name: str,
+        read: Callable[[Sequence[base.Row]], T],
+        /,
+        **parameters: base.Parameter,
+    ) -> T:
+        if self._path == MEMORY:
+            return read(await self.execute_alone(name, **parameters))
+
+        async def body(transaction: SqliteTransaction) -> Sequence[base.Row]:
+            return transaction.fetch(name, parameters)
+
+        return await self._open_writer().transact_and_read(body, read)
+
     async def read_events(
         self, *, after: int, limit: int, category: str | None = None, wait_s: float = 0.0
     ) -> base.EventPage:

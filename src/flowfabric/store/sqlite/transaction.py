@@ -24,6 +24,7 @@ from flowfabric.store.base import (
     Joined,
     Key,
     KnownRows,
+    PackedRows,
     Parameter,
     Row,
     Value,
@@ -210,7 +211,7 @@ class SqliteReader:
         columns = [column[0] for column in cursor.description or ()]
         rows: list[tuple[Value, ...]] = cursor.fetchall()
         packed = rows and " " in columns[-1]
-        return _unpacked(columns, rows) if packed else FetchedRows(columns, rows)
+        return PackedRows(columns, rows) if packed else FetchedRows(columns, rows)
 
     def _bind(self, name: str, parameters: Mapping[str, Parameter]) -> _Bindings:
         wanted = taking(name, STATEMENTS)
@@ -310,34 +311,22 @@ class SqliteTransaction(KnownRows, SqliteReader):
             raise Corruption(f"the row to update is gone: {table.name} {mapping.key_of(record)}")
 
 
-def _unpacked(columns: Sequence[str], rows: Sequence[tuple[Value, ...]]) -> FetchedRows:
-    """Rows whose last column is a JSON array of values; its name lists theirs.
-
-    For each value that it fetches Python lets go of the interpreter lock and takes it again.
-    """
-    *names, packed = columns
-    arrays = ",".join(str(row[-1]) for row in rows)
-    unpacked = msgspec.json.decode(f"[{arrays}]", type=list[list[str | int | None]])
-    found = [(*row[:-1], *values) for row, values in zip(rows, unpacked, strict=True)]
-    return FetchedRows([*names, *packed.split()], found)
-
-
 def _is_list(value: Parameter) -> TypeGuard[Sequence[str | bytes | int | None]]:
     return value is not None and not isinstance(value, str | int | float | bytes)
 
 
-def _same(wanted: Statement, parameters: Mapping[str, Parameter]) -> dict[str, str | None]:
-    """The lists with one text, or nothing, throughout, and what it is.
+def _same(wanted: Statement, parameters: Mapping[str, Parameter]) -> dict[str, str | bytes | None]:
+    """The lists with the same text or bytes, or nothing, throughout, and what it is.
 
     SQLite asks Python for each value that a statement is given: a quarter of a microsecond.
     """
-    same: dict[str, str | None] = {}
+    same: dict[str, str | bytes | None] = {}
     for name in wanted.lists.difference(wanted.parameters):
         values = parameters.get(name)
         if not _is_list(values):
             continue
         first = values[0] if values else None
-        if (first is None or isinstance(first, str)) and (
+        if (first is None or isinstance(first, str | bytes)) and (
             not values or (len(values) >= SAME_MIN and values.count(first) == len(values))
         ):
             same[name] = first

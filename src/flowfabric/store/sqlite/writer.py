@@ -11,30 +11,34 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from flowfabric.errors import DatabaseGone, FileLocked
 from flowfabric.outages import OUTAGES, OutageWatch
-from flowfabric.store.base import Clock, drive
+from flowfabric.store.base import Clock, Row, drive
 from flowfabric.store.sqlite.connection import FileIdentity, data_version, translate
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
 T = TypeVar("T")
 
 SqliteBody = Callable[[SqliteTransaction], Awaitable[T]]
+UnitRows = Sequence[Row]
 
 GROUP_MAX: Final = 64
 """How many units of work are committed together at most."""
 LOCKED_S: Final = 3.0
 """How long another process may keep the file locked before that is logged."""
-
-
+MUCH_TO_READ: Final = 10
+"""How many rows are worth waking the event loop for before they are committed."""
 LOCKED: Final = "another process keeps the file locked"
 
 
 class WriterJob(Protocol):
-    """Something for the writer to do. `settle` is called on the event loop, after the commit."""
+    """Something for the writer to do.
+
+    `settle` is called on the event loop, after the commit; `prepare` may be called there before.
+    """
 
     failure: BaseException | None
     hinted: set[str]
@@ -44,7 +48,12 @@ class WriterJob(Protocol):
     @property
     def abandoned(self) -> bool: ...
 
+    @property
+    def has_much_to_read(self) -> bool: ...
+
     def run(self, connection: sqlite3.Connection, clock: Clock) -> None: ...
+
+    def prepare(self) -> None: ...
 
     def settle(self) -> None: ...
 
@@ -62,6 +71,13 @@ class Job(Generic[T]):
     @property
     def abandoned(self) -> bool:
         return self._future.cancelled()
+
+    @property
+    def has_much_to_read(self) -> bool:
+        return False
+
+    def prepare(self) -> None:
+        """Make the result of what was found. Nobody is told of it before `settle`."""
 
     def settle(self) -> None:
         if self._future.done():
@@ -83,6 +99,41 @@ class Unit(Job[T]):
         transaction = SqliteTransaction(connection, clock)
         self._result.append(drive(self._body(transaction)))
         self.hinted = transaction.hinted
+
+
+class RowsUnit(Job[T]):
+    """A unit of work that finds rows; `read` makes the result of them, on the event loop."""
+
+    def __init__(
+        self, body: SqliteBody[UnitRows], read: Callable[[UnitRows], T], future: "asyncio.Future[T]"
+    ) -> None:
+        super().__init__(future)
+        self._body = body
+        self._read = read
+        self._found: UnitRows | None = None
+
+    @property
+    def has_much_to_read(self) -> bool:
+        return self._found is not None and len(self._found) >= MUCH_TO_READ
+
+    def run(self, connection: sqlite3.Connection, clock: Clock) -> None:
+        transaction = SqliteTransaction(connection, clock)
+        self._found = drive(self._body(transaction))
+        self.hinted = transaction.hinted
+
+    def prepare(self) -> None:
+        if self._found is None or self.abandoned:
+            return
+        found, self._found = self._found, None
+        try:
+            self._result.append(self._read(found))
+        except Exception as error:
+            self.failure = error
+
+    def settle(self) -> None:
+        if self.failure is None:
+            self.prepare()
+        super().settle()
 
 
 class Probe(Job[int]):
@@ -113,7 +164,12 @@ class Committer:
         self.waiting_since_s: float | None = None
         """Since when another process keeps the file locked, by the monotonic clock, if one does."""
 
-    def run(self, first: WriterJob, others: Iterable[WriterJob] = ()) -> list[WriterJob]:
+    def run(
+        self,
+        first: WriterJob,
+        others: Iterable[WriterJob] = (),
+        before_commit: Callable[[list[WriterJob]], None] | None = None,
+    ) -> list[WriterJob]:
         """Run and commit together `first` and what `others` yields; return all, done or failed."""
         group = [first]
         try:
@@ -122,6 +178,8 @@ class Committer:
             for work in others:
                 group.append(work)
                 self._run_next(work)
+            if before_commit is not None:
+                before_commit(group)
             self._commit(group)
         except (sqlite3.Error, DatabaseGone) as error:
             self._give_up(group, error)
@@ -211,12 +269,14 @@ class Writer:
 
     async def transact(self, body: SqliteBody[T]) -> T:
         future: asyncio.Future[T] = self._loop.create_future()
-        unit = Unit(body, future)
-        with OutageWatch(self._named, writing=True) as watch:
-            self._hand_over(unit)
-            result = await future
-            watch.wrote = unit.wrote
-        return result
+        return await self._answer(Unit(body, future), future)
+
+    async def transact_and_read(
+        self, body: SqliteBody[UnitRows], read: Callable[[UnitRows], T]
+    ) -> T:
+        """What `read` makes of what `body` finds, which it may do while the disk is flushed."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        return await self._answer(RowsUnit(body, read, future), future)
 
     async def data_version(self) -> int:
         """A number that changes when another process commits, and not when we do."""
@@ -230,6 +290,13 @@ class Writer:
             self._queue.put(None)
             self._thread.join()
         self._committer.connection.close()
+
+    async def _answer(self, unit: WriterJob, future: "asyncio.Future[T]") -> T:
+        with OutageWatch(self._named, writing=True) as watch:
+            self._hand_over(unit)
+            result = await future
+            watch.wrote = unit.wrote
+        return result
 
     def _hand_over(self, work: WriterJob) -> None:
         if self._thread is not None:
@@ -257,8 +324,14 @@ class Writer:
                 work.run(self._committer.connection, self._committer.clock)
                 done: list[WriterJob] = [work]
             else:
-                done = self._committer.run(work, self._queued())
+                done = self._committer.run(work, self._queued(), self._prepare_early)
             self._loop.call_soon_threadsafe(self._settle, done)
+
+    def _prepare_early(self, group: list[WriterJob]) -> None:
+        """Have the event loop read rows while this thread waits for the disk."""
+        for work in group:
+            if work.failure is None and work.has_much_to_read:
+                self._loop.call_soon_threadsafe(work.prepare)
 
     def _queued(self) -> Iterator[WriterJob]:
         """What has queued up meanwhile, up to a limit."""

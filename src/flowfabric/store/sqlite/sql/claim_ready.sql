@@ -275,18 +275,18 @@ select coalesce(e.input, asked.payload) as payload,
        case when c.again or e.flow_id is not null or e.deadline_at_ms is not null
               or e.attempt_deadline_ms is not null
             then json_array(
-               e.partition_key, e.execution_id, e.lease_id, route.lane_id, e.lease_expires_at_ms,
+               '', e.partition_key, e.execution_id, e.lease_id, route.lane_id, e.lease_expires_at_ms,
                route.namespace, route.execution_kind, e.priority, e.created_at_ms, e.route_id,
                case when e.input is null then asked.payload_encoding else e.input_encoding end,
                e.deadline_at_ms, e.attempt_deadline_ms, e.flow_id, c.kind, e.lease_epoch,
                e.current_attempt_index, coalesce(e.current_attempt_id, e.lease_id), c.attempt_type,
                e.retry_count, e.worker_deaths)
             else json_array(
-               e.partition_key, e.execution_id, e.lease_id, route.lane_id, e.lease_expires_at_ms,
+               '', e.partition_key, e.execution_id, e.lease_id, route.lane_id, e.lease_expires_at_ms,
                route.namespace, route.execution_kind, e.priority, e.created_at_ms, e.route_id,
                case when e.input is null then asked.payload_encoding else e.input_encoding end)
        end
-       as "partition_key execution_id lease_id lane_id lease_expires_at_ms
+       as "payload partition_key execution_id lease_id lane_id lease_expires_at_ms
            namespace execution_kind priority created_at_ms route_id
            payload_encoding
            deadline_at_ms attempt_deadline_ms flow_id kind lease_epoch
