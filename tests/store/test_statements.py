@@ -79,6 +79,17 @@ def test_a_statement_may_be_for_rows_that_the_one_before_it_wrote(tmp_path: Path
     assert parts == [("insert", False), ("update", True), ("select :x", False)]
 
 
+def test_names_of_parameters_have_numbers_too(tmp_path: Path) -> None:
+    (tmp_path / "rows.sql").write_text(
+        "select :b, ':a', :a, given('c', :b) -- :d\n-- next\nselect :a"
+    )
+    parts = [(part.by_number, part.parameters) for part in named("rows", tmp_path)]
+    assert parts == [
+        ("select ?1, ':a', ?2, given('c', ?1) -- :d", ("b", "a")),
+        ("select ?1", ("a",)),
+    ]
+
+
 @pytest.mark.parametrize("given", [{"first": 1}, {"first": 1, "second": 2, "third": 3}, {}])
 def test_missing_and_extra_parameters_are_refused(folder: Path, given: dict[str, int]) -> None:
     with pytest.raises(TypeError, match="sample takes"):

@@ -69,6 +69,9 @@ class Statement(NamedTuple):
     """Parameters it takes one value at a time."""
     if_any: bool = False
     """Whether it is for the rows that the statement before it wrote, and needless without any."""
+    by_number: str = ""
+    """A text with names once more, with `?1` for the first of its parameters: Python looks up each
+    name when it binds values, for half a microsecond."""
 
     def check(self, given: Collection[str]) -> None:
         """Refuse missing and unknown parameters; the store has some of its own."""
@@ -166,6 +169,9 @@ def ordered(
 def _named(name: str, text: str, *, if_any: bool = False) -> Statement:
     text = text.strip()
     tokens = list(_TOKEN.finditer(text))
-    names = dict.fromkeys(token["name"] for token in tokens if token["name"])
+    names = tuple(dict.fromkeys(token["name"] for token in tokens if token["name"]))
     lists = frozenset(token["list"] for token in tokens if token["list"])
-    return Statement(name, text, tuple(names), locks=True, lists=lists, if_any=if_any)
+    by_number = _TOKEN.sub(
+        lambda token: f"?{names.index(token['name']) + 1}" if token["name"] else token[0], text
+    )
+    return Statement(name, text, names, locks=True, lists=lists, if_any=if_any, by_number=by_number)

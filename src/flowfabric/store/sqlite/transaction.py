@@ -205,13 +205,17 @@ class SqliteReader:
         wrote = False
         for statement in others:
             if wrote or not statement.if_any:
-                cursor = self._connection.execute(statement.text, bindings)
+                cursor = self._execute(statement, bindings)
                 wrote = wrote if statement.if_any else cursor.rowcount > 0
-        cursor = self._connection.execute(last.text, bindings)
+        cursor = self._execute(last, bindings)
         columns = [column[0] for column in cursor.description or ()]
         rows: list[tuple[Value, ...]] = cursor.fetchall()
         packed = rows and " " in columns[-1]
         return PackedRows(columns, rows) if packed else FetchedRows(columns, rows)
+
+    def _execute(self, statement: Statement, bindings: _Bindings) -> sqlite3.Cursor:
+        values = tuple(map(bindings.__getitem__, statement.parameters))
+        return self._connection.execute(statement.by_number, values)
 
     def _bind(self, name: str, parameters: Mapping[str, Parameter]) -> _Bindings:
         wanted = taking(name, STATEMENTS)
