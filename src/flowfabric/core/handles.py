@@ -19,7 +19,7 @@ import hmac
 import struct
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeGuard
 
 import msgspec
 
@@ -136,9 +136,13 @@ class Signer:
         self._issued[id(signed)] = signed
         return signed
 
+    def has_issued(self, handle: object) -> TypeGuard[Handle]:
+        """Whether this is the very object that was issued; others may be genuine, too."""
+        return handle is not None and self._issued.get(id(handle)) is handle
+
     def verify(self, handle: Handle) -> None:
         """Raise unless the handle was issued by this backend, with this key, and is unaltered."""
-        if self._issued.get(id(handle)) is not handle:
+        if not self.has_issued(handle):
             verify(handle, self._key, backend_tag=self._backend_tag)
 
 

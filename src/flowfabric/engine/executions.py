@@ -154,7 +154,7 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         return structs.replace(completion, result=self.shell.values.pack(completion.result))
 
     def _check_result(self, result: object, encoding: object) -> None:
-        if encoding != checks.JSON:
+        if encoding is not None and encoding != checks.JSON:
             checks.check_optional_text("result_encoding", encoding)
         if result is not None:
             checks.check_json(
