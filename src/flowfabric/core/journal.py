@@ -398,17 +398,49 @@ def _hash(text: str) -> str:
 # calls.
 
 
-class Order:
-    """The outcomes of one run that have not reached the function yet."""
+class Undelivered:
+    """Outcomes that earlier runs have stored and that have not reached the function in this one."""
 
-    def __init__(self) -> None:
-        self._last = 0
-        self._stored: set[int] = set()
-        """Stored by earlier runs, and not delivered in this one."""
-        self._expected: deque[int] = deque()
+    __slots__ = ("_asked_for", "_expected", "left")
+
+    def __init__(self, positions: Iterable[int]) -> None:
+        self.left = set(positions)
+        self._expected = deque(sorted(self.left))
         """The same in order, without those that were waited for in vain."""
         self._asked_for: list[int] = []
         """Those of them the function waits for; a heap."""
+
+    def ask(self, position: int) -> None:
+        """The function waits for it."""
+        heapq.heappush(self._asked_for, position)
+
+    @property
+    def expects(self) -> bool:
+        """Whether it is the turn of an outcome that nobody asks for."""
+        while self._expected and self._expected[0] not in self.left:
+            self._expected.popleft()
+        first = self.first_asked_for()
+        return bool(self._expected) and (first is None or self._expected[0] < first)
+
+    def expect_no_more(self) -> None:
+        while self.expects:
+            self._expected.popleft()
+
+    def first_asked_for(self) -> int | None:
+        while self._asked_for and self._asked_for[0] not in self.left:
+            heapq.heappop(self._asked_for)
+        return self._asked_for[0] if self._asked_for else None
+
+
+class Order:
+    """The outcomes of one run that have not reached the function yet."""
+
+    __slots__ = ("_allotted", "_last", "_replay", "reached", "whole")
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._replay: Undelivered | None = None
+        """If something is stored."""
         self._allotted: dict[int, bool] = {}
         """New ones in order, and whether they are stored by now."""
         self.whole = True
@@ -419,10 +451,11 @@ class Order:
 
     def take_in(self, positions: Iterable[int]) -> None:
         """Know what earlier runs have stored."""
-        self._stored.update(positions)
-        self._expected.extend(sorted(self._stored))
-        self._last = max(self._stored, default=0)
-        self.whole = self._last == len(self._stored)
+        replay = Undelivered(positions)
+        if replay.left:
+            self._replay = replay
+            self._last = max(replay.left)
+            self.whole = self._last == len(replay.left)
 
     def allot(self) -> int:
         """A position for a new outcome, which is about to be stored."""
@@ -432,8 +465,8 @@ class Order:
 
     def wait(self, position: int) -> None:
         """The outcome is ready for the function: it was stored earlier, or just now."""
-        if position in self._stored:
-            heapq.heappush(self._asked_for, position)
+        if self._replay is not None and position in self._replay.left:
+            self._replay.ask(position)
         else:
             self._allotted[position] = True
 
@@ -444,14 +477,15 @@ class Order:
 
     def end(self, position: int) -> None:
         """Nobody waits for it any more, or it has reached the function."""
-        self._stored.discard(position)
+        if self._replay is not None:
+            self._replay.left.discard(position)
         self._allotted.pop(position, None)
 
     def next(self, *, patient: bool = True) -> int | None:
         """What to deliver now that the function is at rest; if `patient`, strictly in order."""
         if patient and self.expects:
             return None
-        asked_for = self._first_asked_for()
+        asked_for = None if self._replay is None else self._replay.first_asked_for()
         if asked_for is not None:
             return asked_for
         first = next(iter(self._allotted), None)
@@ -460,27 +494,20 @@ class Order:
     @property
     def replaying(self) -> bool:
         """Whether some stored outcomes have not been delivered: they may be asked for yet."""
-        return bool(self._stored)
+        return self._replay is not None and bool(self._replay.left)
 
     @property
     def may_run(self) -> bool:
         """Whether a call that is not stored runs now that the function is at rest."""
-        return self._first_asked_for() is None and not self.expects
+        replay = self._replay
+        return replay is None or (replay.first_asked_for() is None and not replay.expects)
 
     @property
     def expects(self) -> bool:
         """Whether it is the turn of a stored outcome that nobody asks for."""
-        while self._expected and self._expected[0] not in self._stored:
-            self._expected.popleft()
-        asked_for = self._first_asked_for()
-        return bool(self._expected) and (asked_for is None or self._expected[0] < asked_for)
+        return self._replay is not None and self._replay.expects
 
     def expect_no_more(self) -> None:
         """Give up waiting for outcomes that nobody asks for: others go first."""
-        while self.expects:
-            self._expected.popleft()
-
-    def _first_asked_for(self) -> int | None:
-        while self._asked_for and self._asked_for[0] not in self._stored:
-            heapq.heappop(self._asked_for)
-        return self._asked_for[0] if self._asked_for else None
+        if self._replay is not None:
+            self._replay.expect_no_more()

@@ -341,6 +341,10 @@ class Shelf:
         return ""
 
 
+NOTHING: Final = Shelf(())
+"""Nothing is ever taken off it, so all may share it."""
+
+
 def taken_by_another(asked: MadeCall) -> str:
     """Why a call must not run whose stored step was given to a call with other arguments."""
     return (

@@ -57,14 +57,15 @@ OUTAGE_PAUSE_MS: Final = 1_000
 
 async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
     """Release the worker until what the branches of the handler wait for has happened."""
-    handle, until_ms = lease.handle, min(parking.until_ms, default=None)
+    handle, waits = lease.handle, parking.waits
+    until_ms = min(waits.until_ms, default=None)
     if parking.mismatch is not None:
         await block(engine, lease, parking.mismatch)
-    elif parking.pause is not None:
-        await _suspend(engine, lease, parking.pause)
-    elif parking.executions:
+    elif waits.pause is not None:
+        await _suspend(engine, lease, waits.pause)
+    elif waits.executions:
         try:
-            awaited = sorted(set(parking.executions))
+            awaited = sorted(set(waits.executions))
             await engine.await_executions(handle, awaited, until_ms=until_ms)
         except errors.NotFound as error:
             if error.id == handle.execution_id:

@@ -37,7 +37,7 @@ from flowfabric.core.journal import (
 )
 from flowfabric.core.pools import VALUES, Burst, Pool, may_be_of_another
 from flowfabric.core.records import Step, StepKind
-from flowfabric.core.step_matching import Shelf
+from flowfabric.core.step_matching import NOTHING, Shelf
 from flowfabric.worker.arrivals import Arrivals
 from flowfabric.worker.asyncio_tasks import TaskActivity
 from flowfabric.worker.digests import KnownBy, known_by
@@ -439,7 +439,9 @@ class Line:
         """What is stored of the branches started at a place, and not started in this run."""
         if forks.waiting:
             forks.waiting[0].identify()
-        return self.journal.stored_at(forks.line(self), forks.key)
+        if not self.journal.branched:
+            return NOTHING
+        return self.journal.lines_at(line_group(forks.line(self), forks.key))
 
     def identify(self) -> None:
         """Find the stored line this one continues, together with those started with it."""

@@ -14,15 +14,14 @@ tries the call again.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Final, NamedTuple, NoReturn
 
 from flowfabric.core import journal
-from flowfabric.core.changed_code import Acceptances
 from flowfabric.core.pools import Pool
 from flowfabric.core.records import Step, StepKind
 from flowfabric.core.step_matching import Shelf
 from flowfabric.core.steps import NewStep, StepStored
-from flowfabric.engine.details import Outcome
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.asyncio_tasks import current_line, inside_step
 from flowfabric.worker.branches import DurableCall, Line, SeenFailure, root_line
@@ -36,32 +35,13 @@ from flowfabric.worker.failures import (
     raise_again,
 )
 from flowfabric.worker.functions import is_cancelled
-from flowfabric.worker.moved_calls import Moves
+from flowfabric.worker.moved_calls import NOTHING_KEPT, KeptSteps, Moves, stored_call
 from flowfabric.worker.parking import Parking
 from flowfabric.worker.pools import LOOK_AGAIN_S, Patience, Pools
 from flowfabric.worker.reports import come_further
 from flowfabric.worker.turns import Turns
 
 # Calls as they are stored, and stored steps as a run meets them -------------
-
-
-def positions_of(steps: Sequence[Step]) -> dict[str, int]:
-    """The order in which stored outcomes reach the handler: a number of its own for each."""
-    delivered = [step for step in steps if step.position is not None and step.failure != GIVEN_UP]
-    found: dict[str, int] = {}
-    last = 0
-    for step in sorted(delivered, key=lambda step: (step.position or 0, step.step_key)):
-        last = found[step.step_key] = max(last + 1, step.position or 0)
-    return found
-
-
-def stored_call(step: Step) -> journal.StoredCall:
-    # What has not reached the handler has had no effect there.
-    after = None if step.position is None else step.asked_after
-    return journal.StoredCall(
-        step.step_key, step.kind, step.name, step.digest, step.number, step.parallel,
-        after=after, after_key=step.after_key
-    )  # fmt: skip
 
 
 def new_step(
@@ -95,7 +75,6 @@ def new_step(
 StoreStep = Callable[[NewStep], Awaitable[StepStored]]
 StoreLater = Callable[[NewStep], None]
 
-NOTHING: Final = Shelf(())
 SWALLOWED_MAX: Final = 100
 """Verbs a handler may call after it was told to stop, each of which tells it again."""
 
@@ -109,7 +88,11 @@ class Patch(NamedTuple):
 
 
 class Journal:
-    """The stored steps of one execution, as one run of its handler meets them."""
+    """The stored steps of one execution, as one run of its handler meets them.
+
+    What is about several lines of the handler is made when there are several, or when earlier runs
+    may have had several.
+    """
 
     def __init__(
         self,
@@ -122,45 +105,63 @@ class Journal:
         self._store = store
         self._store_later = store_later
         self._parking: Parking | None = parking
-        self._turns = Turns(parking, self.is_uncertain)
-        self._passing = asyncio.Lock()
+        self._stored = KeptSteps(steps) if steps else NOTHING_KEPT
+        self.ends = ends_in(steps)
+        """How children ended, as the handler has seen it: by the names of the calls."""
+        self._turns = Turns(parking, self._stored.positions.values())
         self.seen: list[SeenFailure] = []
-        self._steps: dict[str, Step] = {}
-        self._positions: dict[str, int] = {}
-        self._by_line: dict[str, list[journal.StoredCall]] = {}
-        self._lines: dict[str, Shelf] = {}
-        self._siblings: dict[str, list[Shelf]] = {}
-        """The same by the line in which they were started."""
         self._giving_up = 0
         self._suspected = 0
         """Calls that wait for others which may have to ask first for what looks like them."""
-        self._unsuspected = asyncio.Event()
-        self._unsuspected.set()
-        self._shelves: dict[str, Shelf] = {}
-        self._taken_over: list[tuple[Step, DurableCall]] = []
-        """Stored steps that equal calls of other branches stand for, with these."""
-        self._ordinals: dict[tuple[str, tuple[str, str, str]], int] = {}
-        self._branched = False
-        self._accepted = Acceptances()
-        self._keys: set[str] = set()
-        self._line_ids: set[str] = set()
-        self.children = Children()
-        self.ends: dict[str, Outcome] = {}
-        """How children ended, as the handler has seen it: by the names of the calls."""
-        self._named: dict[str, Line] = {}
-        self._entered: set[str] = set()
+        self._keys = set(self._stored.steps)
         self._count = 0
-        self._untaken: set[str] = set()
         self.closed = False
         self._swallowed = 0
         self._root = root_line(self)
-        self._moves = Moves(self._root, self._untaken, self._named, self._entered)
-        self._pools = Pools(self._turns, self._moves, self.steps_of, self.lines_at)
-        parking.at_work = self._moves.at_work
-        parking.rest.look = self._moves.look
+        self._pools: Pools | None = None
+        """If earlier runs have started branches."""
         current_line.set(self._root)
         if steps:
             self._take_in(steps)
+
+    @cached_property
+    def _moves(self) -> Moves:
+        self._turns.moves = made = Moves(self._root, self._stored.untaken)
+        return made
+
+    def _take_in(self, steps: Sequence[Step]) -> None:
+        moves = self._moves
+        moves.certain = self._turns.order.whole
+        for step in steps:
+            if step.kind is StepKind.SUBMIT and step.result is not None:
+                self.children.submitted(step.result, stored_call(step))
+            if step.failure == GIVEN_UP:
+                moves.give_up()
+            elif step.kind not in (StepKind.ACCEPT, StepKind.PATCH):
+                moves.take_in(step)
+        if self._stored.lines:
+            stored = self._stored
+            self._pools = Pools(self._turns, moves, stored.of_line, stored.lines_at, stored.by_line)
+
+    @cached_property
+    def children(self) -> Children:
+        return Children()
+
+    @cached_property
+    def _passing(self) -> asyncio.Lock:
+        """Held while failures are stored that the handler has gone past."""
+        return asyncio.Lock()
+
+    @cached_property
+    def _unsuspected(self) -> asyncio.Event:
+        """Set while no call is suspected."""
+        unsuspected = asyncio.Event()
+        unsuspected.set()
+        return unsuspected
+
+    @cached_property
+    def _line_ids(self) -> set[str]:
+        return journal.with_parents(self._stored.by_line)
 
     # Calls
 
@@ -203,7 +204,7 @@ class Journal:
 
     async def look_up(self, call: DurableCall) -> Step | None:
         """The same, but not in its turn: see `deliver`."""
-        if self._branched:
+        if self._pools is not None:
             await self._pools.out_of_doubt(call)
         call.line.place(call)
         if not call.is_stored:
@@ -211,7 +212,7 @@ class Journal:
         if call.step is None:
             await self._may_run(call)
         if call.step is not None:
-            self._untaken.discard(call.step.step_key)
+            self._stored.untaken.discard(call.step.step_key)
             if call.step.failure == GIVEN_UP:
                 await self._given_up()
         return call.step
@@ -221,7 +222,7 @@ class Journal:
 
         Raises its failure, unless that says how a child ended.
         """
-        position = self._positions.get(step.step_key)
+        position = self._stored.positions.get(step.step_key)
         # A sleep that has not ended has no position.
         if position is not None:
             await self._turns.take(position)
@@ -232,10 +233,10 @@ class Journal:
         """Wait until a call that is not stored may run."""
         # What is stored comes first: it may end whatever made the call.
         await self._turns.run_new(at_rest=self._waits_for_rest(call))
-        if self._untaken and await self._takes_over(call):
+        if self._stored.untaken and await self._takes_over(call):
             return
         refusal = call.refusal
-        if not refusal and self._untaken:
+        if not refusal and self._stored.untaken:
             refusal = await self._refusal(call)
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
@@ -243,10 +244,11 @@ class Journal:
             detail = journal.placed(self.children.told(refusal), call.line.known_as)
             left = self._moves.unaccounted(call.line)
             await self._until_code_fits(
-                CodeMismatch(self._accepted.name(call.line.known_as, call.refused), detail),
+                CodeMismatch(self._stored.accepted.name(call.line.known_as, call.refused), detail),
                 likely=left is not None and left.line == call.line.known_as,
             )
-        if self.seen or self._passing.locked():
+        # While failures are being stored, the last of them is still among these.
+        if self.seen:
             async with self._passing:
                 await self._store_seen(call.line.gone_past(call))
 
@@ -260,8 +262,8 @@ class Journal:
             await self._turns.run_new(at_rest=True)
             step = self._moves.equal_in_another(call)
             if step is not None and (not self._moves.at_work() or patience.is_over()):
-                self.steps_of(step.line).take_key(step.step_key)
-                self._taken_over.append((step, call))
+                self._stored.of_line(step.line).take_key(step.step_key)
+                self._moves.taken_over.append((step, call))
                 call.line.take_over(call, step)
                 return True
             await asyncio.sleep(LOOK_AGAIN_S)
@@ -409,39 +411,9 @@ class Journal:
 
     # What is stored
 
-    def _take_in(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            self._steps[step.step_key] = step
-            if step.kind is StepKind.SUBMIT and step.result is not None:
-                self.children.submitted(step.result, stored_call(step))
-            if step.kind is StepKind.ACCEPT:
-                self._accepted.take_in(step)
-            if step.kind in (StepKind.ACCEPT, StepKind.PATCH):
-                continue
-            self._by_line.setdefault(step.line, []).append(stored_call(step))
-            if step.failure == GIVEN_UP:
-                self._moves.give_up()
-            else:
-                self._moves.take_in(step)
-        self.ends = ends_in(steps)
-        self._positions = positions_of(steps)
-        self._turns.order.take_in(self._positions.values())
-        self._moves.certain &= self._turns.order.whole
-        self._keys.update(self._steps)
-        self._untaken.update(each.key for kept in self._by_line.values() for each in kept)
-        self._line_ids.update(journal.with_parents(self._by_line))
-        self._lines = {
-            group: Shelf(kept) for group, kept in journal.kept_lines(self._by_line).items()
-        }
-        for group in sorted(self._lines):
-            beside = self._siblings.setdefault(journal.parent_of_group(group), [])
-            beside.append(self._lines[group])
-        self._branched = bool(self._lines)
-        self._pools.take_in(self._by_line)
-
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by."""
-        return sorted(self._untaken)
+        return sorted(self._stored.untaken)
 
     # What lines ask
 
@@ -452,7 +424,7 @@ class Journal:
 
     def reached(self) -> int | None:
         """The position of the last outcome that has reached the handler, if it reacts to that."""
-        return None if self._moves.at_work() else self._turns.order.reached
+        return None if self._turns.at_work else self._turns.order.reached
 
     def asked(self) -> None:
         self._turns.calls += 1
@@ -484,73 +456,67 @@ class Journal:
 
     def is_uncertain(self) -> None:
         """The same code may make other calls than before, after the same outcomes."""
-        self._moves.certain = False
+        self._turns.is_uncertain()
 
     def forgive(self, keys: Collection[str]) -> None:
         """Ignore these from now on: a person has accepted that their lines do not ask for them."""
         self._moves.forgive(keys)
-        lines = journal.with_parents(self._steps[key].line for key in keys)
-        for shelf in self._lines.values():
+        lines = journal.with_parents(self._stored.steps[key].line for key in keys)
+        for shelf in self._stored.lines.values():
             shelf.forgive(lines)
 
     def given_up(self, call: DurableCall) -> Collection[str] | None:
         """What was stored when a person accepted this call; None if nobody has."""
-        line, steps = call.line.known_as, self._steps.values()
-        return self._accepted.given_up(line, call.refused, call.step, steps)
+        accepted = self._stored.accepted
+        if not accepted:
+            return None
+        line, steps = call.line.known_as, self._stored.steps.values()
+        return accepted.given_up(line, call.refused, call.step, steps)
 
     def step(self, key: str) -> Step:
-        return self._steps[key]
+        return self._stored.steps[key]
 
     def steps_of(self, line: str) -> Shelf:
         """What is stored of a line."""
-        if line not in self._by_line:
-            return NOTHING
-        if line not in self._shelves:
-            kept = self._by_line[line]
-            stored = ((each, self._steps[each.key]) for each in kept) if self._accepted else ()
-            self._shelves[line] = Shelf(kept, self._accepted.only_equal(line, stored))
-        return self._shelves[line]
+        return self._stored.of_line(line)
 
     def pool_at(self, group: str, label: str) -> Pool | None:
         """What is stored of the lines of one coroutine function that were started at one place."""
-        return self._pools.at(group, label)
+        return None if self._pools is None else self._pools.at(group, label)
 
     def lines_at(self, group: str) -> Shelf:
         """The lines that are stored as started at one place."""
-        if group not in self._lines:
-            self._lines[group] = Shelf(())
-        return self._lines[group]
+        return self._stored.lines_at(group)
 
-    def stored_at(self, line: str, key: str) -> Shelf:
-        """The lines that were started in a line after a call; cheap where none are stored."""
-        return self.lines_at(journal.line_group(line, key)) if self._branched else NOTHING
+    @property
+    def branched(self) -> bool:
+        """Whether earlier runs have started branches."""
+        return self._pools is not None
 
     def lines_beside(self, group: str) -> Iterable[Shelf]:
         """Those that are stored as started at any place of the same line."""
-        return self._siblings.get(journal.parent_of_group(group), ())
+        return self._stored.siblings.get(journal.parent_of_group(group), ())
 
     def lines_in(self, line: str) -> Iterable[Shelf]:
         """Those that are stored as started in a line, at any place."""
-        return self._siblings.get(journal.parent_of_group(journal.line_group(line, "")), ())
+        return self._stored.siblings.get(journal.parent_of_group(journal.line_group(line, "")), ())
 
     def taker_of(self, line: str, asked: journal.MadeCall) -> DurableCall | None:
         """The call of another branch that has taken over what was stored of a call in a line."""
-        for position, (step, call) in enumerate(self._taken_over):
-            equal = step.kind == asked.kind and step.name == asked.name
-            if equal and step.line == line and step.digest == asked.digest:
-                del self._taken_over[position]
-                return call
-        return None
+        moves = self._turns.moves
+        return None if moves is None else moves.taker_of(line, asked)
 
     @property
     def by_arrival(self) -> bool:
         """Whether the handler may go on in the order in which branches have ended."""
-        return self._moves.by_arrival
+        moves = self._turns.moves
+        return moves is not None and moves.by_arrival
 
     @property
     def works_outside(self) -> bool:
         """Whether a branch was seen to do something outside of calls, beside others."""
-        return self._moves.outside or self._moves.by_arrival
+        moves = self._turns.moves
+        return moves is not None and (moves.outside or moves.by_arrival)
 
     def glance(self, line: Line) -> None:
         """Look what a line waits for that may go on now, if there are others."""
@@ -572,14 +538,7 @@ class Journal:
     def ordered_at(self, line: str, asked: journal.MadeCall) -> journal.MadeCall:
         """A new call with its ordinal among those like it in a line, whoever has made them."""
         like = journal.alike(asked.kind, asked.name, asked.digest)
-        if (line, like) not in self._ordinals:
-            stored = (
-                journal.alike(each.kind, each.name, each.digest)
-                for each in self._by_line.get(line, ())
-            )
-            self._ordinals[line, like] = sum(each == like for each in stored)
-        self._ordinals[line, like] += 1
-        return asked._replace(equal=self._ordinals[line, like])
+        return asked._replace(equal=self._stored.ordinal(line, like))
 
     def new_step_key(self, line: str, asked: journal.MadeCall) -> tuple[str, journal.MadeCall]:
         while (made := journal.step_key(line, asked)) in self._keys:
@@ -605,7 +564,7 @@ class Journal:
             is_past = patch.line.is_past_here() or self._left_to(patch.line) is not None
             asked = journal.MadeCall(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
             key = journal.step_key(patch.line.known_as, asked)
-            stored = self._steps.get(key)
+            stored = self._stored.steps.get(key)
             if stored is not None:
                 await self.deliver(stored)
             elif not is_past:
@@ -634,10 +593,11 @@ class Journal:
     def branch(self, name: str) -> Iterator[None]:
         """Everything called inside belongs to a line of this name."""
         made = self._line().named(name)
-        line = self._named.setdefault(made.known_as, made)
-        if line.known_as in self._entered:
+        named, entered = self._moves.named, self._moves.entered
+        line = named.setdefault(made.known_as, made)
+        if line.known_as in entered:
             raise InvalidInput("branch", "another branch of this name is under way", name)
-        self._entered.add(line.known_as)
+        entered.add(line.known_as)
         line.parent, line.made, line.work = made.parent, made.made, made.work
         token = current_line.set(line)
         try:
@@ -649,7 +609,7 @@ class Journal:
             # A branch that is thrown away with its task is closed in another context.
             with suppress(ValueError):
                 current_line.reset(token)
-            self._entered.discard(line.known_as)
+            entered.discard(line.known_as)
             line.left()
 
     def close(self) -> None:
@@ -661,12 +621,12 @@ class Journal:
         """Drop references back to the attempt: it is then freed without the garbage collector."""
         self.closed = True
         self._turns.let_go()
-        self._moves.let_go()
-        self._pools.let_go()
+        if self._turns.moves is not None:
+            self._turns.moves.let_go()
+        if self._pools is not None:
+            self._pools.let_go()
         self._root.let_go()
         self._root.work.end()
-        self._named.clear()
-        self._taken_over.clear()
         self.seen.clear()
         self._store, self._store_later, self._parking = _gone, _gone_too, None
 

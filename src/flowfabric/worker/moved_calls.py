@@ -1,4 +1,6 @@
-"""Detects stored calls that changed code has moved to another line; see docs/deploys.md.
+"""What earlier runs have stored, and calls of it that changed code has moved to another line.
+
+How people deal with the latter is in docs/deploys.md.
 
 When a call that is not stored is about to run, every call the handler makes without a new
 result has been made, unless it does something outside steps first. If the same call is stored in a
@@ -10,12 +12,14 @@ lies ahead of it, except calls made beside others: those came in order of arriva
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextvars import Context
 from typing import Final
 
 from flowfabric.core import journal
+from flowfabric.core.changed_code import Acceptances
 from flowfabric.core.records import Step, StepKind
+from flowfabric.core.step_matching import NOTHING, Shelf
 from flowfabric.worker import branches
 from flowfabric.worker.arrivals import waits_at_queue
 from flowfabric.worker.asyncio_tasks import (
@@ -27,10 +31,84 @@ from flowfabric.worker.asyncio_tasks import (
     is_waiting,
     picks,
 )
+from flowfabric.worker.failures import GIVEN_UP
 
 GLANCES: Final = 3
 """Turns of the event loop for which a task is looked at after it may have gone on."""
 _IDLE: Final = (StepKind.SLEEP, StepKind.NOW, StepKind.RANDOM, StepKind.UUID)
+
+
+def positions_of(steps: Sequence[Step]) -> dict[str, int]:
+    """The order in which stored outcomes reach the handler: a number of its own for each."""
+    delivered = [step for step in steps if step.position is not None and step.failure != GIVEN_UP]
+    found: dict[str, int] = {}
+    last = 0
+    for step in sorted(delivered, key=lambda step: (step.position or 0, step.step_key)):
+        last = found[step.step_key] = max(last + 1, step.position or 0)
+    return found
+
+
+def stored_call(step: Step) -> journal.StoredCall:
+    # What has not reached the handler has had no effect there.
+    after = None if step.position is None else step.asked_after
+    return journal.StoredCall(
+        step.step_key, step.kind, step.name, step.digest, step.number, step.parallel,
+        after=after, after_key=step.after_key
+    )  # fmt: skip
+
+
+class KeptSteps:
+    """What earlier runs of a handler have stored, and what of it this run has not asked for."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = {step.step_key: step for step in steps}
+        self.positions = positions_of(steps)
+        self.accepted = Acceptances()
+        self.by_line: dict[str, list[journal.StoredCall]] = {}
+        for step in steps:
+            if step.kind is StepKind.ACCEPT:
+                self.accepted.take_in(step)
+            elif step.kind is not StepKind.PATCH:
+                self.by_line.setdefault(step.line, []).append(stored_call(step))
+        self.untaken = {each.key for kept in self.by_line.values() for each in kept}
+        lines = journal.kept_lines(self.by_line)
+        self.lines = {group: Shelf(lines[group]) for group in sorted(lines)}
+        """The lines by the place they were started at."""
+        self.siblings: dict[str, list[Shelf]] = {}
+        """The same by the line in which they were started."""
+        for group, shelf in self.lines.items():
+            self.siblings.setdefault(journal.parent_of_group(group), []).append(shelf)
+        self._shelves: dict[str, Shelf] = {}
+        self._ordinals: dict[tuple[str, tuple[str, str, str]], int] = {}
+
+    def of_line(self, line: str) -> Shelf:
+        """What is stored of a line."""
+        if line not in self.by_line:
+            return NOTHING
+        if line not in self._shelves:
+            kept = self.by_line[line]
+            stored = ((each, self.steps[each.key]) for each in kept) if self.accepted else ()
+            self._shelves[line] = Shelf(kept, self.accepted.only_equal(line, stored))
+        return self._shelves[line]
+
+    def lines_at(self, group: str) -> Shelf:
+        """The lines that are stored as started at one place."""
+        return self.lines.get(group, NOTHING)
+
+    def ordinal(self, line: str, like: tuple[str, str, str]) -> int:
+        """The next ordinal of a new call among those like it in a line, whoever has made them."""
+        if (line, like) not in self._ordinals:
+            kept = (
+                journal.alike(each.kind, each.name, each.digest)
+                for each in self.by_line.get(line, ())
+            )
+            self._ordinals[line, like] = sum(each == like for each in kept)
+        self._ordinals[line, like] += 1
+        return self._ordinals[line, like]
+
+
+NOTHING_KEPT: Final = KeptSteps(())
+"""For the first run of a handler."""
 
 
 class Moves:
@@ -40,14 +118,14 @@ class Moves:
         self,
         root: branches.Line,
         untaken: Set[str],
-        named: Mapping[str, branches.Line],
-        entered: Collection[str],
     ) -> None:
-        """The keys of stored steps that were not asked for; lines with names, and those in use."""
+        """`untaken` are the keys of stored steps that were not asked for."""
         self._root = root
         self._untaken = untaken
-        self._named = named
-        self._entered = entered
+        self.named: dict[str, branches.Line] = {}
+        """Lines with names."""
+        self.entered: set[str] = set()
+        """Those of them that are in use."""
         self._alike: dict[tuple[str, ...], list[Step]] = {}
         self._stored: dict[str, Step] = {}
         self._tasks: set[branches.Line] = set()
@@ -58,6 +136,8 @@ class Moves:
         self._acting = {""}
         """Named branches that have stored a step with an effect; "" (no name) always counts."""
         self._forgiven: set[str] = set()
+        self.taken_over: list[tuple[Step, branches.DurableCall]] = []
+        """Stored steps that equal calls of other branches stand for, with these."""
         self.shared: set[str] = set()
         """Lines of branches that share their items."""
         self.in_doubt: Callable[[], Collection[str]] = set
@@ -131,6 +211,15 @@ class Moves:
     def _runs_in(self, context: Context) -> bool:
         line = context.get(current_line)
         return line is not None and line.journal is self._root.journal
+
+    def taker_of(self, line: str, asked: journal.MadeCall) -> branches.DurableCall | None:
+        """The call of another branch that has taken over what was stored of a call in a line."""
+        for position, (step, call) in enumerate(self.taken_over):
+            equal = step.kind == asked.kind and step.name == asked.name
+            if equal and step.line == line and step.digest == asked.digest:
+                del self.taken_over[position]
+                return call
+        return None
 
     def unaccounted(self, line: branches.Line) -> Step | None:
         """What the same code would have asked for by now, before anything new in a line."""
@@ -314,7 +403,7 @@ class Moves:
             each.identify()
         others = self._tasks.difference(waiting) if self._may_call() else set[branches.Line]()
         known = [each for each in others if each.id is not None]
-        named = {each for each in self._entered if self._named[each] not in waiting}
+        named = {each for each in self.entered if self.named[each] not in waiting}
         # A line with a name is known by that alone, wherever it is started.
         places = () if line.is_named else (each.whereabouts for each in known)
         return journal.Going(
@@ -328,6 +417,8 @@ class Moves:
         """Of the lines, which point back to the attempt."""
         self._tasks.clear()
         self._glances.clear()
+        self.named.clear()
+        self.taken_over.clear()
         self.in_doubt = set
 
 

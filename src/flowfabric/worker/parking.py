@@ -22,7 +22,7 @@ from flowfabric.json_values import UNREADABLE
 from flowfabric.worker.asyncio_tasks import current_line
 from flowfabric.worker.branches import Line
 from flowfabric.worker.failures import text_of
-from flowfabric.worker.turns import Rest, end_turn
+from flowfabric.worker.turns import Rest, Turns, end_turn
 
 LOOK_AGAIN_S: Final = 1.0
 """How often a branch that works is looked at again: it may have come to wait for another."""
@@ -38,34 +38,57 @@ class Pause(Struct, frozen=True, kw_only=True):
     """A waitpoint for each name it waits for, where none was made beforehand."""
 
 
+class LongWaits:
+    """What the branches of one handler wait for without being busy."""
+
+    __slots__ = ("executions", "mismatches", "pause", "stopped", "until_ms")
+
+    def __init__(self) -> None:
+        self.until_ms: list[int] = []
+        self.executions: list[ExecutionId] = []
+        self.pause: Pause | None = None
+        self.mismatches: list[CodeMismatch] = []
+        """Why the code does not fit what is stored; nothing else is waited for then."""
+        self.stopped: set[asyncio.Future[None]] = set()
+
+    def __bool__(self) -> bool:
+        """Whether they end a run of the handler."""
+        return bool(self.until_ms or self.executions or self.pause or self.mismatches)
+
+
 class Parking:
-    """What the branches of one handler wait for."""
+    """Whether the handler is busy, and what its branches wait for."""
+
+    turns: Turns
+    """Whose turn it is in the same handler."""
 
     def __init__(self, park: Callable[[], None]) -> None:
         self._park = park
         self._busy = 0
         self._ended = False
-        self.at_work: Callable[[], bool] = _nobody
-        """Whether a branch works outside of calls."""
         self._look: asyncio.TimerHandle | None = None
         self._decided = False
-        self._stopped: set[asyncio.Future[None]] = set()
-        self._loop = asyncio.get_running_loop()
-        self.rest = Rest()
-        self.rest.add_watcher(self._at_rest)
-        self.until_ms: list[int] = []
-        self.executions: list[ExecutionId] = []
-        self.pause: Pause | None = None
-        self._mismatches: list[CodeMismatch] = []
+        self._rest: Rest | None = None
+        self._waits: LongWaits | None = None
+
+    @property
+    def waits(self) -> LongWaits:
+        if self._waits is None:
+            self._waits = LongWaits()
+        return self._waits
+
+    @property
+    def rest(self) -> Rest:
+        if self._rest is None:
+            turns = self.turns
+            self._rest = Rest(turns.look, turns.at_rest, self._at_rest)
+        return self._rest
 
     @property
     def mismatch(self) -> CodeMismatch | None:
-        """Why the code does not fit what is stored; nothing else is waited for then."""
-        return self._mismatches[0] if self._mismatches else None
-
-    @property
-    def wanted(self) -> bool:
-        return bool(self.until_ms or self.executions or self.pause or self.mismatch)
+        """Why the code does not fit what is stored, according to the branch that tells best."""
+        found = None if self._waits is None else self._waits.mismatches
+        return found[0] if found else None
 
     def working(self) -> "Working":
         """Around whatever must not be cut off."""
@@ -90,18 +113,19 @@ class Parking:
 
     def moved(self) -> None:
         """Something of the handler began or ended: look again whether it is at rest."""
-        self.rest.moved()
-        if self.wanted:
+        if self._rest is not None:
+            self._rest.moved()
+        if self._waits and not self._ended:
             self.rest.watch()
 
-    def _at_rest(self) -> bool:
+    def _at_rest(self, rest: Rest) -> bool:
         # A branch that is busy says so when it ends.
-        idle = self.wanted and self._busy == 0 and not self._ended
-        parked = idle and self.rest.reached
+        idle = bool(self._waits) and self._busy == 0 and not self._ended
+        parked = idle and rest.reached
         if idle and not parked:
-            self.rest.watch()
+            rest.watch()
         # Code that does not fit what is stored is not run any further, nowhere.
-        if parked and self.mismatch is None and self.at_work():
+        if parked and self.mismatch is None and self.turns.at_work:
             self._look_again()
             return False
         if parked:
@@ -112,7 +136,8 @@ class Parking:
 
     def _look_again(self) -> None:
         if self._look is None:
-            self._look = self._loop.call_later(LOOK_AGAIN_S, self._looked)
+            loop = asyncio.get_running_loop()
+            self._look = loop.call_later(LOOK_AGAIN_S, self._looked)
 
     def _looked(self) -> None:
         self._look = None
@@ -124,12 +149,12 @@ class Parking:
         Returns if it is not parked by then.
         """
         self.check_free()
-        self.until_ms.append(time_ms)
+        self.waits.until_ms.append(time_ms)
         try:
             await self.stop_here(for_s)
         finally:
             if not self._decided:
-                self.until_ms.remove(time_ms)
+                self.waits.until_ms.remove(time_ms)
 
     async def until_ended(self, execution_id: ExecutionId) -> None:
         """Stop here until another execution has ended.
@@ -137,39 +162,41 @@ class Parking:
         Returns after a moment if the handler is not parked by then: look again.
         """
         self.check_free()
-        self.executions.append(execution_id)
+        self.waits.executions.append(execution_id)
         try:
             await self.stop_here(LOOK_AGAIN_S)
         finally:
             if not self._decided:
-                self.executions.remove(execution_id)
+                self.waits.executions.remove(execution_id)
 
     async def until_signalled(self, pause: Pause) -> None:
         """Stop here until signals end the pause. Does not return."""
-        self._refuse(bool(self.until_ms or self.executions or self.pause))
-        self.pause = pause
+        waits = self.waits
+        self._refuse(bool(waits.until_ms or waits.executions or waits.pause))
+        waits.pause = pause
         try:
             await self.stop_here()
         finally:
             if not self._decided:
-                self.pause = None
+                waits.pause = None
 
     async def until_code_fits(self, mismatch: CodeMismatch, *, likely: bool = False) -> None:
         """Stop here until other code is deployed, or this one accepted. Does not return either.
 
         Of several, people are told the one that is `likely` the change itself.
         """
-        self._mismatches.insert(0 if likely else len(self._mismatches), mismatch)
+        found = self.waits.mismatches
+        found.insert(0 if likely else len(found), mismatch)
         try:
             await self.stop_here()
         finally:
             if not self._decided:
-                self._mismatches.remove(mismatch)
+                found.remove(mismatch)
                 self.rest.watch()
 
     def check_free(self) -> None:
         """Refuse to wait long for anything but signals while another branch waits for those."""
-        self._refuse(self.pause is not None)
+        self._refuse(self._waits is not None and self._waits.pause is not None)
 
     @staticmethod
     def _refuse(taken: bool) -> None:
@@ -183,9 +210,10 @@ class Parking:
 
     async def stop_here(self, for_s: float | None = None) -> None:
         """Wait without being busy, until the handler is unwound, or for so long."""
-        forever: asyncio.Future[None] = self._loop.create_future()
-        timer = None if for_s is None else self._loop.call_later(for_s, end_turn, forever)
-        self._stopped.add(forever)
+        loop, stopped = asyncio.get_running_loop(), self.waits.stopped
+        forever: asyncio.Future[None] = loop.create_future()
+        timer = None if for_s is None else loop.call_later(for_s, end_turn, forever)
+        stopped.add(forever)
         line = current_line.get()
         self._stop(line, 1)
         try:
@@ -194,7 +222,7 @@ class Parking:
             if timer is not None:
                 timer.cancel()
             self._stop(line, -1)
-            self._stopped.discard(forever)
+            stopped.discard(forever)
 
     def _stop(self, line: Line | None, calls: int) -> None:
         if line is not None:
@@ -205,12 +233,13 @@ class Parking:
     def let_go(self) -> None:
         """End what still waits here after the handler has ended."""
         self._ended = True
-        self.at_work = _nobody
         if self._look is not None:
             self._look.cancel()
-        self.rest.let_go()
-        for forever in self._stopped:
-            forever.cancel()
+        if self._rest is not None:
+            self._rest.let_go()
+        if self._waits is not None:
+            for forever in self._waits.stopped:
+                forever.cancel()
 
 
 class Working:
@@ -226,10 +255,6 @@ class Working:
 
     def __exit__(self, *exc_info: object) -> None:
         self._parking.end()
-
-
-def _nobody() -> bool:
-    return False
 
 
 # Reading what a run has stored by the types that the code has today ---------

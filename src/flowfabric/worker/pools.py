@@ -101,19 +101,17 @@ class Pools:
         moves: Moves,
         steps_of: Callable[[str], Shelf],
         lines_at: Callable[[str], Shelf],
+        lines: Collection[str],
     ) -> None:
+        """`lines` are those of which something is stored."""
         self._turns = turns
         self._moves = moves
         self._steps_of = steps_of
         self._lines_at = lines_at
-        self._stored: dict[tuple[str, str], list[str]] = {}
+        self._stored = journal.pooled(lines)
         self._pools: dict[tuple[str, str], Pool] = {}
         self._doubts: dict[_Doubt, None] = {}
         moves.in_doubt = self._lines_in_doubt
-
-    def take_in(self, lines: Collection[str]) -> None:
-        """Know the lines of which something is stored."""
-        self._stored = journal.pooled(lines)
 
     def at(self, group: str, label: str) -> Pool | None:
         """What is stored of the lines of one coroutine function that were started at one place."""

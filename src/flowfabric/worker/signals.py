@@ -250,11 +250,11 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView |
                 with parking.working():
                     view = await services.take_signals(pause, announce=announce)
                     if view is not None:
-                        parking.pause = None
+                        parking.waits.pause = None
                         return view
                 if clock_s() >= ends_s:
                     services.check()
-                    parking.pause = None
+                    parking.waits.pause = None
                     return None
                 await hints.wait(min(LOOK_AGAIN_S, max(0.0, ends_s - clock_s())))
         parked.result()

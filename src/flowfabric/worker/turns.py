@@ -1,12 +1,13 @@
 """Outcomes reach a handler in the order of `core.journal`, each once it has used the one before."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from flowfabric.core.journal import Order
 
 if TYPE_CHECKING:
+    from flowfabric.worker.moved_calls import Moves
     from flowfabric.worker.parking import Parking
 
 # When a handler has come to rest: it has reacted to all it was given, and waits for more ---
@@ -27,18 +28,15 @@ TURNS_MAX: Final = 2_000
 class Rest:
     """Tells its watchers that the handler is at rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], None], *watchers: Callable[["Rest"], bool]) -> None:
+        """`look` is called when the handler has reacted, for some turns, to what it was given;
+        `watchers` at rest, in order, until one returns that it has acted."""
         self._loop = asyncio.get_running_loop()
         self._quiet_turns = 0
         self._turns = 0
         self._watching = False
-        self._watchers: list[Callable[[], bool]] = []
-        self.look: Callable[[], None] = _nothing
-        """Called when the handler has reacted, for some turns, to what it was given."""
-
-    def add_watcher(self, at_rest: Callable[[], bool]) -> None:
-        """Call this at rest, before earlier watchers, until one returns that it has acted."""
-        self._watchers.insert(0, at_rest)
+        self._watchers = watchers
+        self._look_around = look
 
     @property
     def reached(self) -> bool:
@@ -61,18 +59,18 @@ class Rest:
             self._quiet_turns += 1
             self._turns += 1
             if self._quiet_turns in LOOK_TURNS:
-                self.look()
+                self._look_around()
             self._loop.call_soon(self._look)
             return
         self._watching = False
         for at_rest in self._watchers:
-            if at_rest():
+            if at_rest(self):
                 return
 
     def let_go(self) -> None:
         """Drop references back here."""
-        self._watchers.clear()
-        self.look = _nothing
+        self._watchers = ()
+        self._look_around = _nothing
 
 
 def _nothing() -> None:
@@ -88,27 +86,29 @@ PATIENCE_S: Final = 0.2
 class Turns:
     """Whose turn it is among the calls of one handler."""
 
-    def __init__(self, parking: "Parking", restless: Callable[[], None]) -> None:
-        """`restless` is called if the handler goes on without end."""
+    def __init__(self, parking: "Parking", stored: Collection[int]) -> None:
+        """`stored` are the positions of outcomes that are stored."""
         self.order = Order()
-        self._restless = restless
+        if stored:
+            self.order.take_in(stored)
+        self.moves: Moves | None = None
+        """If something is stored, or the handler has started branches."""
         self.tasks = 0
         """Tasks the handler has started that have not ended."""
         self.calls = 0
         """Calls it has made that have not ended."""
         self._parking: Parking | None = parking
-        self._rest = parking.rest
+        parking.turns = self
         self._settled = True
         """The handler has come to rest since it was given something."""
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._held: list[asyncio.Future[None]] = []
-        self._doubtful: list[asyncio.Future[None]] = []
+        self._held: dict[asyncio.Future[None], None] = {}
+        self._doubtful: dict[asyncio.Future[None], None] = {}
         self.doubts = 0
         """How many calls are in doubt about their step. Nothing new runs meanwhile."""
         self._patience: asyncio.TimerHandle | None = None
         self._patient = True
         self._closed = False
-        self._rest.add_watcher(self._at_rest)
 
     @property
     def alone(self) -> bool:
@@ -126,7 +126,7 @@ class Turns:
             return
         self.order.wait(position)
         turn = self._waiting[position] = asyncio.get_running_loop().create_future()
-        self._rest.watch()
+        self._watch()
         try:
             await turn
         finally:
@@ -137,7 +137,12 @@ class Turns:
         """An outcome will not reach the handler, or has."""
         self.order.end(position)
         if self._waiting:
-            self._rest.watch()
+            self._watch()
+
+    def _watch(self) -> None:
+        """Say when the handler is at rest; once it has ended, nobody waits for that."""
+        if self._parking is not None:
+            self._parking.rest.watch()
 
     async def run_new(self, *, at_rest: bool = False) -> None:
         """Wait until a new call may run; with `at_rest`, also until other branches are idle."""
@@ -148,39 +153,39 @@ class Turns:
             return
         await self._at_next_rest(self._held)
 
-    async def _at_next_rest(self, turns: "list[asyncio.Future[None]]") -> None:
+    async def _at_next_rest(self, turns: "dict[asyncio.Future[None], None]") -> None:
         parking = self._parking
         if parking is None:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        turns.append(turn)
-        self._rest.watch()
+        turns[turn] = None
+        self._watch()
         try:
             # Nothing new runs if the code turns out not to fit.
             with parking.idle():
                 await turn
         finally:
-            turns.remove(turn)
-            self._rest.watch()
+            turns.pop(turn)
+            self._watch()
 
-    def _at_rest_in_doubt(self) -> bool:
+    def _at_rest_in_doubt(self, rest: Rest) -> bool:
         """Give the handler what is stored, in whatever order it asks; then look at the doubts."""
         position = self.order.next(patient=False)
         if position is not None:
-            self._deliver(position)
+            self._deliver(position, rest)
         else:
             for turn in self._doubtful:
                 end_turn(turn)
         return position is not None or bool(self._doubtful)
 
-    def _deliver(self, position: int) -> None:
+    def _deliver(self, position: int, rest: Rest) -> None:
         self._settled = False
-        if not self._rest.reached:
+        if not rest.reached:
             self.order.reached = None
         self.order.deliver(position)
         end_turn(self._waiting[position])
-        self._rest.moved()
-        self._rest.watch()
+        rest.moved()
+        rest.watch()
 
     def run_held(self) -> bool:
         """Let calls run that are new for certain; whether there are any."""
@@ -192,21 +197,38 @@ class Turns:
         """Wait until the handler is at rest, and has everything stored that it asks for."""
         await self._at_next_rest(self._doubtful)
 
-    def _at_rest(self) -> bool:
+    def is_uncertain(self) -> None:
+        """The same code may make other calls than before, after the same outcomes."""
+        # Without anything stored there is no before.
+        if self.moves is not None:
+            self.moves.certain = False
+
+    def look(self) -> None:
+        """Look what the tasks of the handler wait for, now that it has reacted."""
+        if self.moves is not None:
+            self.moves.look()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a branch works outside of calls."""
+        return self.moves is not None and self.moves.at_work()
+
+    def at_rest(self, rest: Rest) -> bool:
+        """Give the handler what is next, if anything; returns whether there was something."""
         self._settled = True
         if self._closed or self._parking is None:
             return False
         if self.doubts or self._doubtful:
-            return self._at_rest_in_doubt()
+            return self._at_rest_in_doubt(rest)
         if self.order.expects and (self._waiting or self._held):
             if self._patient:
                 self._wait_for_expected()
                 return True
             self.order.expect_no_more()
         self._lose_patience(False)
-        if not self._rest.reached:
+        if not rest.reached:
             # What it has asked for by now is a matter of chance.
-            self._restless()
+            self.is_uncertain()
         runs = self.order.may_run and bool(self._held) and self._parking.mismatch is None
         if runs:
             for turn in self._held:
@@ -214,7 +236,7 @@ class Turns:
         # What runs now may not fit what is stored: nothing else goes on before that is known.
         position = None if runs else self.order.next()
         if position is not None:
-            self._deliver(position)
+            self._deliver(position, rest)
         return runs or position is not None
 
     def _wait_for_expected(self) -> None:
@@ -228,9 +250,9 @@ class Turns:
             self._patience.cancel()
             self._patience = None
         self._patient = not lost
-        if lost:
-            self._rest.moved()
-            self._rest.watch()
+        if lost and self._parking is not None:
+            self._parking.rest.moved()
+            self._parking.rest.watch()
 
     def close(self) -> None:
         """Nothing more reaches the handler."""
