@@ -11,8 +11,13 @@ import pytest
 from flowfabric import App, Context, Retry
 from flowfabric.core.states import PublicState
 from flowfabric.worker.attempt import RunningAttempt
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.journal import Journal
+from flowfabric.worker.moved_calls import Moves
+from flowfabric.worker.parking import LongWaits
+from flowfabric.worker.pools import Pools
 from flowfabric.worker.services import Services
+from flowfabric.worker.turns import Rest
 from tests.apps import PATIENCE_S, reached, working
 
 
@@ -87,3 +92,46 @@ async def test_a_handler_without_a_context_has_no_journal(
     async with app, working(app):
         assert await (await app.submit(plain, 1)).result() == before
         assert await (await app.submit(durable)).result() == before + 3
+
+
+SEVERAL_LINES = (Moves, Pools, Rest, LongWaits)
+
+
+async def test_what_is_about_several_lines_is_made_for_several(
+    new_database: Callable[[str], str],
+) -> None:
+    app = App(new_database("sqlite-memory"))
+
+    @app.task
+    async def one_line(ctx: Context) -> int:
+        await ctx.step("first", int)
+        await ctx.step("second", int)
+        return in_memory(*SEVERAL_LINES)
+
+    @app.task
+    async def branches(ctx: Context) -> int:
+        await asyncio.gather(ctx.step("first", int), ctx.step("second", int))
+        return in_memory(*SEVERAL_LINES)
+
+    gc.collect()
+    before = in_memory(*SEVERAL_LINES)
+    async with app, working(app):
+        assert await (await app.submit(one_line)).result() == before
+        assert await (await app.submit(branches)).result() > before
+
+
+async def test_a_run_keeps_no_calls_that_it_has_gone_past(
+    new_database: Callable[[str], str],
+) -> None:
+    app = App(new_database("sqlite-memory"))
+
+    @app.task
+    async def loop(ctx: Context, times: int) -> int:
+        for _ in range(times):
+            await ctx.step("again", int)
+        gc.collect()
+        return in_memory(DurableCall)
+
+    async with app, working(app):
+        few = await (await app.submit(loop, 3)).result()
+        assert await (await app.submit(loop, 30)).result() == few

@@ -312,7 +312,7 @@ class Shelf:
 
     def refusal(self, asked: MadeCall, forked_after: str | None = None) -> str:
         """Why a call that is not stored must not run; empty if it may."""
-        if self.given_away(asked) is not None:
+        if self._guessed and self.given_away(asked) is not None:
             return taken_by_another(asked)
         if not self._left:
             return ""

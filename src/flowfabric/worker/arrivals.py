@@ -32,7 +32,7 @@ class Arrivals:
     __slots__ = ("_added", "_packages")
 
     def __init__(self) -> None:
-        self._packages: set[str] = set()
+        self._packages: frozenset[str] = frozenset()
         """Those whose code takes them as they arrive."""
         self._added: object = None
 
@@ -48,7 +48,7 @@ class Arrivals:
         """Its task has added this to a branch; with several, it takes the first that ends."""
         if _takes_first(callback):
             if callback == self._added:
-                self._packages.add(_package_here())
+                self._packages |= {_package_here()}
             self._added = callback
 
     def at_queue(self, running: object) -> None:
@@ -57,7 +57,7 @@ class Arrivals:
         packages = (_package(frame.f_globals) for frame in frames if frame is not None)
         found = next((each for each in packages if each not in _NO_PACKAGE), None)
         if found is not None:
-            self._packages.add(found)
+            self._packages |= {found}
 
     def let_go(self) -> None:
         """Drop what asyncio has added, which may lead back here."""

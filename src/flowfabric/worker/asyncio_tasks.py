@@ -19,13 +19,13 @@ from types import CodeType, CoroutineType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 if TYPE_CHECKING:
-    from flowfabric.worker.branches import Line
+    from flowfabric.worker.branches import DurableCall, Line
 
 T = TypeVar("T")
 
 current_line: ContextVar["Line | None"] = ContextVar("flowfabric_line", default=None)
 """The line of the task that is running, inside a handler."""
-inside_step: ContextVar[str | None] = ContextVar("flowfabric_step", default=None)
+inside_step: ContextVar["DurableCall | None"] = ContextVar("flowfabric_step", default=None)
 """The step whose function is running, if any."""
 
 _MEETING: Final = (locks.__file__, queues.__file__)

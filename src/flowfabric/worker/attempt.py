@@ -38,9 +38,9 @@ from flowfabric.task import Arguments, Bound, Task
 from flowfabric.worker import failures
 from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
-from flowfabric.worker.leases import ENDED, HeldLease
+from flowfabric.worker.leases import ENDED, HeldLease, fenced
 from flowfabric.worker.parking import Parking, Pause, unfitting
-from flowfabric.worker.services import Services, Shared, fenced
+from flowfabric.worker.services import Services, Shared
 
 # How an execution leaves its worker before it has ended: parked, blocked, expired, or to rest
 #
@@ -199,6 +199,9 @@ class RunningAttempt:
         if self._begun and self._running is not None:
             self._running.cancel(reason)
         self._owner.stop_asked(self)
+
+    def _park(self) -> None:
+        self.stop(Stop.PARK, "waiting")
 
     def _lost(self, reason: str) -> None:
         self.stop(Stop.LOST, reason)
@@ -418,7 +421,7 @@ class RunningAttempt:
                 self.lease, lambda: engine.read_progress(execution_id)
             )
             progress = await fenced(self.lease, loading)
-        parking = Parking(partial(self.stop, Stop.PARK, "waiting"))
+        parking = Parking(self._park)
         self._services = Services(self._shared, self.lease, parking, progress)
         return Context(self._services)
 

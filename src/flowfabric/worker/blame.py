@@ -25,29 +25,17 @@ class Mark(NamedTuple):
     step: FailedStep
 
 
-class Blaming:
-    """A context: an exception that leaves it is the failure of this call."""
-
-    __slots__ = ("_call", "_lease")
-
-    def __init__(self, lease: HeldLease, call: DurableCall) -> None:
-        self._lease = lease
-        self._call = call
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is not None and self._call.key and not is_cancelled(error):
-            call = self._call
-            step = FailedStep(
-                step_key=call.key,
-                name=call.name,
-                line=call.line.known_as,
-                error=f"{type(error).__name__}: {text_of(error)}",
-                duration_ms=call.took_ms,
-            )
-            _attributes(error)[MARK] = Mark(self._lease.handle.attempt_id, step)
+def blame(lease: HeldLease, call: DurableCall, error: BaseException) -> None:
+    """Note that an exception leaves a call: it is the failure of this call."""
+    if call.key and not is_cancelled(error):
+        step = FailedStep(
+            step_key=call.key,
+            name=call.name,
+            line=call.line.known_as,
+            error=f"{type(error).__name__}: {text_of(error)}",
+            duration_ms=call.took_ms,
+        )
+        _attributes(error)[MARK] = Mark(lease.handle.attempt_id, step)
 
 
 def blamed(lease: HeldLease, error: BaseException) -> FailedStep | None:

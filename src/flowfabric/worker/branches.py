@@ -70,7 +70,8 @@ class DurableCall:
         self.after_key: str | None = None
         self.step: Step | None = None
         """What is stored of it."""
-        self.before = line.before
+        self.before: Forks | None = line.before
+        """The place before it, until it has its key."""
         self.beside: Forks | None = None
         """Where the first of the branches was started that are under way."""
         self.work = line.work
@@ -160,7 +161,7 @@ class Forks:
 
     def __init__(self, after: list[DurableCall]) -> None:
         self.after = after
-        self.waiting: list[Line] = []
+        self.waiting: dict[Line, None] = {}
         """Those that no stored line has been looked for yet."""
         self.numbers: dict[tuple[str, ...], int] = {}
 
@@ -199,7 +200,8 @@ class Line:
         self._after_value = False
         self.pool: Pool | None = None
         """What is stored of it and its equals, if any of it is."""
-        self._burst: list[DurableCall] = []
+        self._burst: list[DurableCall] | None = None
+        """The calls that are being made together."""
         self._bursts: deque[list[DurableCall]] = deque()
         self._numbers: dict[tuple[str, ...], int] = {}
         self._equals: dict[tuple[str, ...], int] = {}
@@ -216,7 +218,7 @@ class Line:
         self._active = False
         self._under_way: dict[Line, None] = {}
         """Branches that have not ended, in the order they were started."""
-        self._quiet: set[Line] = set()
+        self._quiet: dict[Line, None] = {}
         """Branches that have made no call yet."""
         self._arrived = False
         """One of them has ended."""
@@ -239,21 +241,23 @@ class Line:
         """Take the place of the next call. Call it in the order of the code."""
         self.journal.asked()
         self._go_on()
-        ended, self.work.ended = self.work.ended, self.work.unseen
+        work = self.work
+        ended, work.ended = work.ended, work.unseen
         self._activate()
-        beside = self._open > 0 or self.work.branches > 0
+        beside = self._open > 0 or work.branches > 0
         arrives = self._arrives()
         parallel = beside or arrives
         quiet = parallel and self._open == 0
         number = _numbered(self._numbers, name, known.digest, parallel)
-        if not self._burst:
-            self._burst = []
-            self._bursts.append(self._burst)
-            self.before, self.forks = self.forks, Forks(self._burst)
+        burst = self._burst
+        if burst is None:
+            burst = self._burst = []
+            self._bursts.append(burst)
+            self.before, self.forks = self.forks, Forks(burst)
         equal = _count(self._equals, alike(kind, name, known.digest))
         made = self.journal.tick()
         self._in_turn = not beside or (self._in_turn and self._ended_beside <= 1)
-        self._ended_beside = self.work.unseen = self.work.unseen if beside else 0
+        self._ended_beside = work.unseen = work.unseen if beside else 0
         after = None if arrives else self._after(beside, quiet)
         at_once = quiet and after is not None and not self._quiet
         # Of the arguments of a child nothing may be hidden.
@@ -262,23 +266,21 @@ class Line:
             kind, name, known.digest, number, parallel, equal, 1, quiet, at_once, after, tells
         )
         call = DurableCall(self, kind, asked, made)
-        oldest = next(iter(self._under_way), None)
-        call.beside = None if oldest is None else oldest.started_at
+        if self._under_way:
+            call.beside = next(iter(self._under_way)).started_at
         if arrives:
             call.beside = self._first or Forks([])
-        call.refusal = self._indistinct(asked, known, ended)
+        if known.opaque:
+            call.refusal = self._indistinct(asked, known.opaque, ended)
         if kind in _EFFECTS:
             call.begins, self._acts = not (self._acts or known.is_vague), True
             call.says_all = known.says_all and kind is StepKind.CALL
-        self._burst.append(call)
+        burst.append(call)
         return call
 
-    def _indistinct(self, asked: MadeCall, known: KnownBy, ended: int) -> str:
+    def _indistinct(self, asked: MadeCall, opaque: tuple[object, ...], ended: int) -> str:
         """Why a call or a branch must not run: it differs only in something unreadable, and may
         come in the order in which branches without calls end."""
-        opaque = known.opaque
-        if not opaque:
-            return ""
         key = asked.kind, asked.name, asked.digest
         beside = bool(self._quiet) and self._arrived
         first = self._opaque.get(key, opaque) if beside or ended else opaque
@@ -328,7 +330,7 @@ class Line:
     def begin(self) -> None:
         """One of its calls is awaited: whatever is called from now on is not of its burst."""
         self._open += 1
-        self._close_burst()
+        self._burst = None
         self.journal.began()
 
     def end(self, *, beside: bool) -> None:
@@ -337,9 +339,6 @@ class Line:
         self.journal.ended()
         self.journal.glance(self)
 
-    def _close_burst(self) -> None:
-        self._burst = []
-
     def _activate(self) -> None:
         """From its first call on, a branch counts as something under way in its parent."""
         line: Line | None = self
@@ -347,7 +346,7 @@ class Line:
             line._active = True
             if line.parent is not None:
                 line.parent._open += 1
-                line.parent._quiet.discard(line)
+                line.parent._quiet.pop(line, None)
             line = line.parent
 
     # Finding out what is meant
@@ -380,7 +379,7 @@ class Line:
     def is_past_here(self) -> bool:
         """Whether an earlier run has come further in this line than the calls made so far."""
         self.identify()
-        self._close_burst()
+        self._burst = None
         while self._bursts:
             self._place_burst(self._bursts.popleft())
         started = self._branches_at(self.forks)
@@ -392,7 +391,7 @@ class Line:
 
     def _place_burst(self, burst: list[DurableCall]) -> None:
         if burst is self._burst:
-            self._close_burst()
+            self._burst = None
         if self.pool is None:
             asked = [call.asked for call in burst]
             by_arrival = self.journal.by_arrival
@@ -415,8 +414,9 @@ class Line:
                 )
                 call.refused = match.given_away or call.refused
             self._accept(call)
+            call.before = None
         self._after_key = burst[-1].key
-        self._after_value = any(call.kind in VALUES for call in burst)
+        self._after_value = self.pool is not None and any(call.kind in VALUES for call in burst)
 
     def _accept(self, call: DurableCall) -> None:
         """Let a call run that a person has accepted, itself or in another branch like this one."""
@@ -432,16 +432,15 @@ class Line:
 
     def _refusal_of_branches(self, call: DurableCall) -> str:
         """Why a new call must not run: branches are stored from before it, and none is started."""
-        branches = self._branches_at(call.before)
+        branches = NOTHING if call.before is None else self._branches_at(call.before)
         return branches.refusal(call.asked) if branches.untouched else ""
 
     def _branches_at(self, forks: Forks) -> Shelf:
         """What is stored of the branches started at a place, and not started in this run."""
         if forks.waiting:
-            forks.waiting[0].identify()
-        if not self.journal.branched:
-            return NOTHING
-        return self.journal.lines_at(line_group(forks.line(self), forks.key))
+            next(iter(forks.waiting)).identify()
+        stored = self.journal.stored
+        return stored.lines_at(line_group(forks.line(self), forks.key)) if stored.lines else NOTHING
 
     def identify(self) -> None:
         """Find the stored line this one continues, together with those started with it."""
@@ -450,10 +449,10 @@ class Line:
             return
         around, group = self._origin(parent, forks)
         after_key = forks.key or None
-        waiting, forks.waiting = forks.waiting, []
+        waiting, forks.waiting = list(forks.waiting), {}
         if self not in waiting:
             waiting.append(self)
-        here = self.journal.lines_at(group)
+        here = self.journal.stored.lines_at(group)
         exchanged = {line: parent._exchanged(line.asked, here) for line in waiting}
         rest = [line for line, kept in exchanged.items() if kept is None]
         matches = dict(zip(rest, here.take([each.asked for each in rest]), strict=True))
@@ -463,7 +462,7 @@ class Line:
             if kept is None:
                 line.refusal = line.refusal or matches[line].refusal
                 # An equal one may be stored after a call that this run has not made.
-                beside = self.journal.lines_beside(group)
+                beside = self.journal.stored.lines_beside(group)
                 kept = matches[line].kept or _take_same(line.asked, beside)
             if kept is not None and parent._may_be_exchanged(line.asked, kept):
                 line.refusal, kept = may_be_of_another(line.asked), None
@@ -491,7 +490,7 @@ class Line:
         forks, parent = self.started_at, self.parent
         if self.id is not None or forks is None or parent is None or parent.pool is None:
             return False
-        here = self.journal.lines_at(self._origin(parent, forks)[1])
+        here = self.journal.stored.lines_at(self._origin(parent, forks)[1])
         return any(parent._guesses(line.asked, here) for line in (self, *forks.waiting))
 
     def _guesses(self, asked: MadeCall, here: Shelf) -> bool:
@@ -503,7 +502,8 @@ class Line:
         """An equal branch that another line has started for an item which this one has now."""
         if self.pool is None or not asked.tells or here.has_equal(asked):
             return None
-        others = (self.journal.lines_in(line) for line in self.pool.lines if line != self.id)
+        stored = self.journal.stored
+        others = (stored.lines_in(line) for line in self.pool.lines if line != self.id)
         kept = _take_same(asked, itertools.chain.from_iterable(others))
         if kept is not None:
             self.pool.exchanged = True
@@ -547,7 +547,7 @@ class Line:
     @property
     def shelf(self) -> Shelf:
         if self._shelf is None:
-            self._shelf = self.journal.steps_of(self.known_as)
+            self._shelf = self.journal.stored.of_line(self.known_as)
         return self._shelf
 
     @property
@@ -573,14 +573,15 @@ class Line:
         same = _count(self._equals, (BRANCH, label, digest, "same"))
         asked = MadeCall(BRANCH, label, digest, number, parallel, equal, same, tells=known.tells)
         made = Line(self.journal, self, asked, self.journal.tick())
-        made.refusal = self._indistinct(asked, known, self.work.ended)
+        if known.opaque:
+            made.refusal = self._indistinct(asked, known.opaque, self.work.ended)
         made.work = TaskActivity(self.work)
         self._started += 1
         self._first = self._first or self.forks
-        self.forks.waiting.append(made)
+        self.forks.waiting[made] = None
         self._under_way[made] = None
         # Not at once: what is started together is in the order of the code.
-        asyncio.get_running_loop().call_soon(self._quiet.add, made)
+        asyncio.get_running_loop().call_soon(self._quiet.setdefault, made)
         self.journal.task_began(made)
         return made
 
@@ -618,7 +619,7 @@ class Line:
             return
         parent.news_ms = max(parent.news_ms, self.news_ms)
         parent._arrived |= self in parent._quiet
-        parent._quiet.discard(self)
+        parent._quiet.pop(self, None)
         parent._under_way.pop(self, None)
         if self._active:
             self._active = False
@@ -632,7 +633,7 @@ class Line:
         """Drop references back here: it is then freed without the garbage collector."""
         self.forks = self.before = Forks([])
         self._shelf = None
-        self._burst = []
+        self._burst = None
         self._bursts.clear()
         self._quiet.clear()
         self._under_way.clear()

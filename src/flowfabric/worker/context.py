@@ -35,18 +35,17 @@ from flowfabric.run import result_of
 from flowfabric.submission import Options, read_submission
 from flowfabric.task import Call, Retry, SubmitOptions, Task, result_codec
 from flowfabric.worker.asyncio_tasks import inside_step
-from flowfabric.worker.blame import Blaming
+from flowfabric.worker.blame import blame
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.digests import known_by
 from flowfabric.worker.failures import RESULT_OF, failure_of, stored_outcome
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.journal import Patch
-from flowfabric.worker.leases import clock_s
+from flowfabric.worker.leases import FencedTransaction, clock_s
 from flowfabric.worker.parking import fitting
-from flowfabric.worker.reports import emitting_step, frames_of, patch_of
+from flowfabric.worker.reports import frames_of, patch_of
 from flowfabric.worker.services import (
-    FencedTransaction,
     Services,
     check_step,
     decode_step,
@@ -92,7 +91,7 @@ class Child(Generic[R_co]):
 
     async def _result(self, call: DurableCall) -> R_co:
         services = self._services
-        with Blaming(services.lease, call):
+        try:
             async with call:
                 stored = await services.journal.find(call)
                 if stored is None:
@@ -100,6 +99,9 @@ class Child(Generic[R_co]):
                 else:
                     outcome = stored_outcome(self.execution_id, stored)
                 return await fitting(services.parking, partial(result_of, self.task, outcome))
+        except BaseException as error:
+            blame(services.lease, call, error)
+            raise
 
     async def _ended(self, call: DurableCall) -> Outcome:
         """How it ended, stored before the handler sees it."""
@@ -254,28 +256,27 @@ class Context(SignalVerbs, BudgetVerbs):
     ) -> object:
         services, journal = self._services, self._services.journal
         # Not that of `bound.func`: a function that was partial already has no annotations.
-        decoder = result_codec(function).decoder
-
-        def decode(data: bytes) -> object:
-            return decode_step(call.key, decoder.decode, data)
-
-        with Blaming(services.lease, call):
+        decode = result_codec(function).decoder.decode
+        try:
             async with call:
                 stored = await journal.find(call)
                 if stored is not None:
-                    found = stored.result or b"null"
-                    return await fitting(services.parking, partial(decode, found))
-                services.check()
+                    read = partial(decode_step, call.key, decode, stored.result or b"null")
+                    return await fitting(services.parking, read)
                 services.unfinished.begin()
                 try:
                     data = encode_step(call.key, await self._tried(call, bound, retry))
                     # Before it is stored: a result that does not fit fails the step.
-                    result = decode(data)
-                    await services.flush()
+                    result = decode_step(call.key, decode, data)
+                    if services.emits:
+                        await services.flush()
                     await journal.store(call, result=data)
                 finally:
                     services.unfinished.end()
                 return result
+        except BaseException as error:
+            blame(services.lease, call, error)
+            raise
 
     async def _tried(
         self, call: DurableCall, function: partial[object], retry: Retry | None
@@ -284,7 +285,7 @@ class Context(SignalVerbs, BudgetVerbs):
         retry_count, began_s = 0, clock_s()
         while True:
             self._services.check()
-            inside, emitting = inside_step.set(call.name), emitting_step.set(call.key)
+            inside = inside_step.set(call)
             try:
                 return await self._services.call(call, function)
             except (Exception, asyncio.CancelledError) as error:
@@ -303,7 +304,6 @@ class Context(SignalVerbs, BudgetVerbs):
             finally:
                 inside_step.reset(inside)
                 call.took_ms = max(0, round((clock_s() - began_s) * 1_000))
-                emitting_step.reset(emitting)
             retry_count += 1
             await self._services.pause(delay_ms / 1_000)
 

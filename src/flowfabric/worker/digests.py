@@ -112,9 +112,11 @@ class Parts(NamedTuple):
 
 def parts_of(function: object) -> Parts:
     if isinstance(function, types.FunctionType):
-        code, cells = function.__code__, function.__closure__ or ()
+        code, cells, bound = function.__code__, function.__closure__, function.__defaults__ or ()
+        if cells is None:
+            return Parts(bound=bound)
         values = {name: _content(cell) for name, cell in zip(code.co_freevars, cells, strict=True)}
-        return Parts(bound=function.__defaults__ or (), around=_around(code, values))
+        return Parts(bound=bound, around=_around(code, values))
     if isinstance(function, partial):
         return Parts(bound=(function.func, *function.args, *function.keywords.values()))
     if inspect.ismethod(function):
@@ -155,6 +157,9 @@ def _rebound(code: types.CodeType) -> frozenset[str]:
 
 def _is_fixed(value: object) -> bool:
     """Whether a value stays what it is, with all that is inside."""
+    # The usual types first, as in `_Reading.text`.
+    if type(value) in (int, str):
+        return True
     if isinstance(value, tuple | frozenset):
         return all(map(_is_fixed, value))
     if isinstance(value, _FIXED):
@@ -174,6 +179,11 @@ def _is_frozen(kind: type) -> bool:
 
 class _Reading:
     """One walk through the arguments of a call."""
+
+    __slots__ = (
+        "_alone", "_firm_only", "_functions", "_inside_around", "_nodes", "fleeting",
+        "has_lambdas", "has_uuids", "opaque", "tells", "tells_around"
+    )  # fmt: skip
 
     def __init__(self, *, firm_only: bool = False, alone: bool = True) -> None:
         """`firm_only` omits times and floats and, unless they are `alone`, uuids and what comes
@@ -235,38 +245,39 @@ class _Reading:
             return value.name.encode()
         return bytes(value) if isinstance(value, bytes | bytearray) else _text(value)
 
-    def _function(self, value: object, depth: int) -> Iterable[bytes]:
+    def _function(self, value: object, depth: int) -> list[bytes]:
         """Its name and, the first time, its arguments and what it has bound."""
         name = str(getattr(value, "__qualname__", ""))
         self.has_lambdas |= name.endswith("<lambda>")
-        yield name.encode()
+        texts = [name.encode()]
         if id(value) in self._functions:
-            return
+            return texts
         self._functions.add(id(value))
         arguments, bound, around = parts_of(value)
-        yield from (self.text(each, depth) for each in arguments)
-        yield from self._fixed(bound, depth)
+        texts += [self.text(each, depth) for each in arguments]
+        self._add_fixed(texts, bound, depth)
         if around and self._alone:
             self._inside_around += 1
-            yield from self._fixed(around, depth)
+            self._add_fixed(texts, around, depth)
             self._inside_around -= 1
+        return texts
 
-    def _fixed(self, bound: tuple[object, ...], depth: int) -> Iterable[bytes]:
+    def _add_fixed(self, texts: list[bytes], bound: tuple[object, ...], depth: int) -> None:
         for each in bound:
             if isinstance(each, _BINDING) or _is_fixed(each):
-                yield self.text(each, depth)
+                texts.append(self.text(each, depth))
             else:
                 self.opaque.append(each)
 
     def _parts(self, value: object, depth: int) -> Iterable[bytes]:
-        if isinstance(value, _NAMED):
-            return (value.__qualname__.encode(),)
         # Concrete types first: to ask for any sequence or mapping takes much longer.
-        if isinstance(value, list | tuple):
+        if isinstance(value, tuple | list):
             return self._items(value, depth)
         if isinstance(value, dict):
             items = value.items()
-            return sorted(self.text(key, depth) + self.text(held, depth) for key, held in items)
+            return sorted([self.text(key, depth) + self.text(held, depth) for key, held in items])
+        if isinstance(value, _NAMED):
+            return (value.__qualname__.encode(),)
         if isinstance(value, set | frozenset):
             return sorted(self.text(each, depth) for each in value)
         if isinstance(value, Sequence):
@@ -280,8 +291,10 @@ class _Reading:
 
     def _items(self, values: Sequence[object], depth: int) -> Iterable[bytes]:
         """The first of them, and how many there are."""
-        read = (self.text(each, depth) for each in islice(values, NODES_MAX))
-        return (b"%d" % len(values), *read)
+        return [
+            b"%d" % len(values),
+            *[self.text(each, depth) for each in islice(values, NODES_MAX)],
+        ]
 
 
 def _text(value: object) -> bytes:

@@ -12,15 +12,14 @@ tries the call again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, Protocol
 
 from flowfabric.core import journal
 from flowfabric.core.pools import Pool
 from flowfabric.core.records import Step, StepKind
-from flowfabric.core.step_matching import Shelf
 from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.asyncio_tasks import current_line, inside_step
@@ -72,9 +71,28 @@ def new_step(
     )
 
 
-StoreStep = Callable[[NewStep], Awaitable[StepStored]]
-StoreLater = Callable[[NewStep], None]
+class StepStore(Protocol):
+    """Where a journal stores steps."""
 
+    async def store(self, step: NewStep) -> StepStored:
+        """Store a step, after all that the handler did not wait for."""
+
+    def store_later(self, step: NewStep) -> None:
+        """Store a step while the handler goes on."""
+
+
+class Gone:
+    """Of a handler that has ended: nothing is stored any more."""
+
+    async def store(self, step: NewStep) -> StepStored:
+        raise asyncio.CancelledError(HANDLER_ENDED)
+
+    def store_later(self, step: NewStep) -> None:
+        raise asyncio.CancelledError(HANDLER_ENDED)
+
+
+HANDLER_ENDED: Final = "the handler has ended"
+GONE: Final = Gone()
 SWALLOWED_MAX: Final = 100
 """Verbs a handler may call after it was told to stop, each of which tells it again."""
 
@@ -96,24 +114,22 @@ class Journal:
 
     def __init__(
         self,
-        store: StoreStep,
-        store_later: StoreLater,
+        store: StepStore,
         parking: Parking,
         steps: Sequence[Step],
     ) -> None:
         """`steps` are what earlier runs have stored."""
-        self._store = store
-        self._store_later = store_later
+        self._store: StepStore = store
         self._parking: Parking | None = parking
-        self._stored = KeptSteps(steps) if steps else NOTHING_KEPT
+        self.stored = KeptSteps(steps) if steps else NOTHING_KEPT
         self.ends = ends_in(steps)
         """How children ended, as the handler has seen it: by the names of the calls."""
-        self._turns = Turns(parking, self._stored.positions.values())
+        self._turns = Turns(parking, self.stored.positions.values())
         self.seen: list[SeenFailure] = []
         self._giving_up = 0
         self._suspected = 0
         """Calls that wait for others which may have to ask first for what looks like them."""
-        self._keys = set(self._stored.steps)
+        self._keys = set(self.stored.steps)
         self._count = 0
         self.closed = False
         self._swallowed = 0
@@ -126,7 +142,7 @@ class Journal:
 
     @cached_property
     def _moves(self) -> Moves:
-        self._turns.moves = made = Moves(self._root, self._stored.untaken)
+        self._turns.moves = made = Moves(self._root, self.stored.untaken)
         return made
 
     def _take_in(self, steps: Sequence[Step]) -> None:
@@ -139,9 +155,8 @@ class Journal:
                 moves.give_up()
             elif step.kind not in (StepKind.ACCEPT, StepKind.PATCH):
                 moves.take_in(step)
-        if self._stored.lines:
-            stored = self._stored
-            self._pools = Pools(self._turns, moves, stored.of_line, stored.lines_at, stored.by_line)
+        if self.stored.lines:
+            self._pools = Pools(self._turns, moves, self.stored)
 
     @cached_property
     def children(self) -> Children:
@@ -161,7 +176,7 @@ class Journal:
 
     @cached_property
     def _line_ids(self) -> set[str]:
-        return journal.with_parents(self._stored.by_line)
+        return journal.with_parents(self.stored.by_line)
 
     # Calls
 
@@ -189,7 +204,7 @@ class Journal:
     def check_outside_steps(name: str) -> None:
         step = inside_step.get()
         if step is not None:
-            raise NotInAStep(name, step)
+            raise NotInAStep(name, step.name)
 
     async def find(self, call: DurableCall) -> Step | None:
         """Wait for the call's turn and return its stored step; None if the call may run now.
@@ -212,7 +227,7 @@ class Journal:
         if call.step is None:
             await self._may_run(call)
         if call.step is not None:
-            self._stored.untaken.discard(call.step.step_key)
+            self.stored.untaken.discard(call.step.step_key)
             if call.step.failure == GIVEN_UP:
                 await self._given_up()
         return call.step
@@ -222,7 +237,7 @@ class Journal:
 
         Raises its failure, unless that says how a child ended.
         """
-        position = self._stored.positions.get(step.step_key)
+        position = self.stored.positions.get(step.step_key)
         # A sleep that has not ended has no position.
         if position is not None:
             await self._turns.take(position)
@@ -232,11 +247,13 @@ class Journal:
     async def _may_run(self, call: DurableCall) -> None:
         """Wait until a call that is not stored may run."""
         # What is stored comes first: it may end whatever made the call.
-        await self._turns.run_new(at_rest=self._waits_for_rest(call))
-        if self._stored.untaken and await self._takes_over(call):
+        at_rest = self._waits_for_rest(call)
+        if not self._turns.runs_now(at_rest=at_rest):
+            await self._turns.run_new(at_rest=at_rest)
+        if self.stored.untaken and await self._takes_over(call):
             return
         refusal = call.refusal
-        if not refusal and self._stored.untaken:
+        if not refusal and self.stored.untaken:
             refusal = await self._refusal(call)
         if self.closed:
             raise asyncio.CancelledError("the handler has been told to stop")
@@ -244,7 +261,7 @@ class Journal:
             detail = journal.placed(self.children.told(refusal), call.line.known_as)
             left = self._moves.unaccounted(call.line)
             await self._until_code_fits(
-                CodeMismatch(self._stored.accepted.name(call.line.known_as, call.refused), detail),
+                CodeMismatch(self.stored.accepted.name(call.line.known_as, call.refused), detail),
                 likely=left is not None and left.line == call.line.known_as,
             )
         # While failures are being stored, the last of them is still among these.
@@ -262,7 +279,7 @@ class Journal:
             await self._turns.run_new(at_rest=True)
             step = self._moves.equal_in_another(call)
             if step is not None and (not self._moves.at_work() or patience.is_over()):
-                self._stored.of_line(step.line).take_key(step.step_key)
+                self.stored.of_line(step.line).take_key(step.step_key)
                 self._moves.taken_over.append((step, call))
                 call.line.take_over(call, step)
                 return True
@@ -333,25 +350,33 @@ class Journal:
         failure: bytes | None = None,
     ) -> StepStored:
         """Store how a call ended; returns when it is its turn to reach the handler."""
-        with self._turns.allot() as position:
+        turns = self._turns
+        position = turns.allot()
+        try:
             new = new_step(call, result=result, failure=failure, position=position)
-            stored = await self._store(new)
+            stored = await self._store.store(new)
             call.has_result = True
-            await self._turns.take(position)
+            if not turns.deliver_now(position):
+                await turns.take(position)
+        finally:
+            turns.give_up(position)
         return stored
 
     async def store_later(self, call: DurableCall, *, result: bytes) -> None:
         """Store a step while the handler goes on: for what every later run would find out again."""
         if call.kind is StepKind.SUBMIT:
             self.children.submitted(result, call.asked)
-        with self._turns.allot() as position:
-            self._store_later(new_step(call, result=result, position=position))
+        position = self._turns.allot()
+        try:
+            self._store.store_later(new_step(call, result=result, position=position))
             call.has_result = True
             await self._turns.take(position)
+        finally:
+            self._turns.give_up(position)
 
     async def store_sleep(self, call: DurableCall, sleep_ms: int) -> int:
         """Store that a sleep begins, and return when it ends."""
-        return (await self._store(new_step(call, sleep_ms=sleep_ms))).at_ms + sleep_ms
+        return (await self._store.store(new_step(call, sleep_ms=sleep_ms))).at_ms + sleep_ms
 
     async def woke(self, call: DurableCall) -> None:
         """A sleep has ended. When that was counts only beside something else."""
@@ -372,24 +397,27 @@ class Journal:
         if given_up:
             call.line.pend(call, GIVEN_UP)
         elif not call.has_result:
+            position = self._turns.allot()
             try:
-                with self._turns.allot() as position:
-                    await self._turns.take(position)
+                await self._turns.take(position)
             except asyncio.CancelledError:
                 if not self.closed:
                     call.line.pend(call, GIVEN_UP)
                 raise
+            finally:
+                self._turns.give_up(position)
             call.line.pend(call, encode_failure(error), position)
 
     async def store_failures(self) -> None:
         """The handler has gone on past every failure: it is parked, or has completed."""
-        async with self._passing:
-            await self._store_seen(list(self.seen))
+        if self.seen:
+            async with self._passing:
+                await self._store_seen(list(self.seen))
 
     async def _store_seen(self, seen: Iterable[SeenFailure]) -> None:
         for each in seen:
             new = new_step(each.call, failure=each.failure, position=each.position)
-            await self._store(new)
+            await self._store.store(new)
             # A handler that has ended meanwhile has let go of them.
             if each in self.seen:
                 self.seen.remove(each)
@@ -413,7 +441,7 @@ class Journal:
 
     def never_asked_for(self) -> list[str]:
         """Stored steps this run did not come by."""
-        return sorted(self._stored.untaken)
+        return sorted(self.stored.untaken)
 
     # What lines ask
 
@@ -461,45 +489,24 @@ class Journal:
     def forgive(self, keys: Collection[str]) -> None:
         """Ignore these from now on: a person has accepted that their lines do not ask for them."""
         self._moves.forgive(keys)
-        lines = journal.with_parents(self._stored.steps[key].line for key in keys)
-        for shelf in self._stored.lines.values():
+        lines = journal.with_parents(self.stored.steps[key].line for key in keys)
+        for shelf in self.stored.lines.values():
             shelf.forgive(lines)
 
     def given_up(self, call: DurableCall) -> Collection[str] | None:
         """What was stored when a person accepted this call; None if nobody has."""
-        accepted = self._stored.accepted
+        accepted = self.stored.accepted
         if not accepted:
             return None
-        line, steps = call.line.known_as, self._stored.steps.values()
+        line, steps = call.line.known_as, self.stored.steps.values()
         return accepted.given_up(line, call.refused, call.step, steps)
 
     def step(self, key: str) -> Step:
-        return self._stored.steps[key]
-
-    def steps_of(self, line: str) -> Shelf:
-        """What is stored of a line."""
-        return self._stored.of_line(line)
+        return self.stored.steps[key]
 
     def pool_at(self, group: str, label: str) -> Pool | None:
         """What is stored of the lines of one coroutine function that were started at one place."""
         return None if self._pools is None else self._pools.at(group, label)
-
-    def lines_at(self, group: str) -> Shelf:
-        """The lines that are stored as started at one place."""
-        return self._stored.lines_at(group)
-
-    @property
-    def branched(self) -> bool:
-        """Whether earlier runs have started branches."""
-        return self._pools is not None
-
-    def lines_beside(self, group: str) -> Iterable[Shelf]:
-        """Those that are stored as started at any place of the same line."""
-        return self._stored.siblings.get(journal.parent_of_group(group), ())
-
-    def lines_in(self, line: str) -> Iterable[Shelf]:
-        """Those that are stored as started in a line, at any place."""
-        return self._stored.siblings.get(journal.parent_of_group(journal.line_group(line, "")), ())
 
     def taker_of(self, line: str, asked: journal.MadeCall) -> DurableCall | None:
         """The call of another branch that has taken over what was stored of a call in a line."""
@@ -538,7 +545,7 @@ class Journal:
     def ordered_at(self, line: str, asked: journal.MadeCall) -> journal.MadeCall:
         """A new call with its ordinal among those like it in a line, whoever has made them."""
         like = journal.alike(asked.kind, asked.name, asked.digest)
-        return asked._replace(equal=self._stored.ordinal(line, like))
+        return asked._replace(equal=self.stored.ordinal(line, like))
 
     def new_step_key(self, line: str, asked: journal.MadeCall) -> tuple[str, journal.MadeCall]:
         while (made := journal.step_key(line, asked)) in self._keys:
@@ -564,7 +571,7 @@ class Journal:
             is_past = patch.line.is_past_here() or self._left_to(patch.line) is not None
             asked = journal.MadeCall(StepKind.PATCH, f"patch {patch.name}", "", patch.number)
             key = journal.step_key(patch.line.known_as, asked)
-            stored = self._stored.steps.get(key)
+            stored = self.stored.steps.get(key)
             if stored is not None:
                 await self.deliver(stored)
             elif not is_past:
@@ -574,18 +581,20 @@ class Journal:
             self.ended()
 
     async def _store_patch(self, line: str, key: str, asked: journal.MadeCall) -> None:
-        with self._turns.allot() as position:
-            await self._store(
-                NewStep(
-                    step_key=key,
-                    kind=StepKind.PATCH,
-                    line=line,
-                    name=asked.name,
-                    number=asked.number,
-                    position=position,
-                )
-            )
+        position = self._turns.allot()
+        new = NewStep(
+            step_key=key,
+            kind=StepKind.PATCH,
+            line=line,
+            name=asked.name,
+            number=asked.number,
+            position=position,
+        )
+        try:
+            await self._store.store(new)
             await self._turns.take(position)
+        finally:
+            self._turns.give_up(position)
 
     # Branches with names
 
@@ -628,16 +637,8 @@ class Journal:
         self._root.let_go()
         self._root.work.end()
         self.seen.clear()
-        self._store, self._store_later, self._parking = _gone, _gone_too, None
+        self._store, self._parking = GONE, None
 
 
 def _behind(call: DurableCall, left: Step) -> str:
     return journal.behind(call.asked, call.line.known_as, stored_call(left), left.line)
-
-
-async def _gone(step: NewStep) -> StepStored:
-    raise asyncio.CancelledError("the handler has ended")
-
-
-def _gone_too(step: NewStep) -> None:
-    raise asyncio.CancelledError("the handler has ended")

@@ -12,10 +12,11 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from flowfabric import errors
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX
@@ -28,17 +29,28 @@ from flowfabric.logs import open_log
 from flowfabric.outages import FOR_NOBODY, level_of, statements_within
 from flowfabric.worker.failures import place_of, why_lost
 
+T = TypeVar("T")
+
 UNSETTLED_S: Final = 1.0
 """How long a worker continues after a fence without knowing whether its transaction committed."""
+LOST_LEASE: Final = (
+    errors.ExecutionNotActive,
+    errors.LeaseConflict,
+    errors.LeaseExpired,
+    errors.LeaseRevoked,
+    errors.StaleLease,
+)
+"""The engine's refusals of a worker that no longer holds the lease."""
+STOP_WAIT_S: Final = 1.0
+FENCE_PATIENCE_MIN_S: Final = 1.0
 ENDED: Final = "its time is over and it was not renewed"
 
 # The monotonic clock of Linux stands still while the machine is suspended; leases do not.
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def clock_s() -> float:
-    """Seconds since some moment, suspended or not."""
-    return time.clock_gettime(_CLOCK)
+clock_s: Final = partial(time.clock_gettime, _CLOCK)
+"""Seconds since some moment, suspended or not."""
 
 
 class HeldLease:
@@ -92,15 +104,18 @@ class HeldLease:
     @property
     def left_s(self) -> float:
         """How long the lease may still be live."""
-        ends_at_s = self._fenced_until_s if self.fenced else self.valid_until_s
-        return ends_at_s - clock_s()
+        return self._ends_at_s - clock_s()
+
+    @property
+    def _ends_at_s(self) -> float:
+        return self._fenced_until_s if self.fenced else self.valid_until_s
 
     def may_be_live(self) -> bool:
         return self.lost is None and self.left_s > 0
 
     def check(self) -> None:
         """Give it up if its time is over: the process may have stood still since it was renewed."""
-        if self.left_s <= 0:
+        if self._ends_at_s <= clock_s():
             self.lose(ENDED)
 
     def require(self) -> None:
@@ -242,6 +257,99 @@ class Inside:
     def leave(self) -> None:
         _inside.set(None)
         self._lease.leave_fence()
+
+
+class FencedTransaction:
+    """Keeps the lease for as long as the transaction of `connection` lasts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        lease: HeldLease,
+        connection: object,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._engine = engine
+        self._lease = lease
+        self._connection = connection
+        self._loop = loop
+        self._inside = Inside(lease)
+        self._patience_s = max(lease.ttl_s / 6, FENCE_PATIENCE_MIN_S)
+        """How long a statement may take, not counting the wait for the row: others may be in their
+        fence for long, so a lock timeout is retried."""
+
+    def __enter__(self) -> None:
+        with self._refusing(), statements_within(self._patience_s):
+            while True:
+                self._inside.approach()
+                try:
+                    broken_by = self._engine.enter_fence_on_sync(
+                        self._connection, self._lease.handle
+                    )
+                except errors.LockTimeout:
+                    continue
+                break
+        self._inside.enter(broken_by)
+
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        try:
+            if kind is None:
+                with self._refusing(), statements_within(self._patience_s):
+                    self._engine.leave_fence_on_sync(self._connection, self._lease.handle)
+        finally:
+            self._inside.leave()
+
+    async def __aenter__(self) -> None:
+        await fenced(self._lease, self._enter())
+
+    async def _enter(self) -> None:
+        with statements_within(self._patience_s):
+            while True:
+                self._inside.approach()
+                try:
+                    broken_by = await self._engine.enter_fence_on(
+                        self._connection, self._lease.handle
+                    )
+                except errors.LockTimeout:
+                    continue
+                break
+        self._inside.enter(broken_by)
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        try:
+            if kind is None:
+                await fenced(self._lease, self._leave())
+        finally:
+            self._inside.leave()
+
+    async def _leave(self) -> None:
+        with statements_within(self._patience_s):
+            await self._engine.leave_fence_on(self._connection, self._lease.handle)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """`fenced` for a handler's thread."""
+        try:
+            yield
+        except LOST_LEASE as error:
+            self._loop.call_soon_threadsafe(self._lease.lose, why_lost(error))
+            raise asyncio.CancelledError(why_lost(error)) from None
+
+
+async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
+    """A refusal by the fence stops the handler; there is nothing it could do about it."""
+    try:
+        return await work
+    except LOST_LEASE as error:
+        return await stop_here(lease, error)
+
+
+async def stop_here(lease: HeldLease, refusal: errors.FlowFabricError) -> NoReturn:
+    """Stop a handler whose lease is gone, as the engine has just said."""
+    lease.lose(why_lost(refusal))
+    # The cancellation is raised here, wherever in the handler this is.
+    await asyncio.sleep(STOP_WAIT_S)
+    raise asyncio.CancelledError(why_lost(refusal)) from None
 
 
 # Noticing that the worker's event loop stands still, and which line holds it up

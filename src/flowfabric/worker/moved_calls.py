@@ -12,7 +12,7 @@ lies ahead of it, except calls made beside others: those came in order of arriva
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextvars import Context
 from typing import Final
 
@@ -74,10 +74,10 @@ class KeptSteps:
         lines = journal.kept_lines(self.by_line)
         self.lines = {group: Shelf(lines[group]) for group in sorted(lines)}
         """The lines by the place they were started at."""
-        self.siblings: dict[str, list[Shelf]] = {}
+        self._siblings: dict[str, list[Shelf]] = {}
         """The same by the line in which they were started."""
         for group, shelf in self.lines.items():
-            self.siblings.setdefault(journal.parent_of_group(group), []).append(shelf)
+            self._siblings.setdefault(journal.parent_of_group(group), []).append(shelf)
         self._shelves: dict[str, Shelf] = {}
         self._ordinals: dict[tuple[str, tuple[str, str, str]], int] = {}
 
@@ -94,6 +94,14 @@ class KeptSteps:
     def lines_at(self, group: str) -> Shelf:
         """The lines that are stored as started at one place."""
         return self.lines.get(group, NOTHING)
+
+    def lines_beside(self, group: str) -> Iterable[Shelf]:
+        """Those that are stored as started at any place of the same line."""
+        return self._siblings.get(journal.parent_of_group(group), ())
+
+    def lines_in(self, line: str) -> Iterable[Shelf]:
+        """Those that are stored as started in a line, at any place."""
+        return self.lines_beside(journal.line_group(line, ""))
 
     def ordinal(self, line: str, like: tuple[str, str, str]) -> int:
         """The next ordinal of a new call among those like it in a line, whoever has made them."""

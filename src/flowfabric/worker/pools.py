@@ -5,16 +5,15 @@ they wait for what other branches of their pool do outside of steps, which may t
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Self
 
 from flowfabric.core import journal
 from flowfabric.core.pools import Burst, Pool
-from flowfabric.core.step_matching import Shelf
 from flowfabric.worker.branches import DurableCall, Line
 from flowfabric.worker.leases import clock_s
-from flowfabric.worker.moved_calls import Moves
+from flowfabric.worker.moved_calls import KeptSteps, Moves
 from flowfabric.worker.turns import Turns, end_turn
 
 PATIENCE_S: Final = 2.0
@@ -95,20 +94,11 @@ class _Doubt:
 class Pools:
     """The pools of one run, and the calls in doubt."""
 
-    def __init__(
-        self,
-        turns: Turns,
-        moves: Moves,
-        steps_of: Callable[[str], Shelf],
-        lines_at: Callable[[str], Shelf],
-        lines: Collection[str],
-    ) -> None:
-        """`lines` are those of which something is stored."""
+    def __init__(self, turns: Turns, moves: Moves, stored: KeptSteps) -> None:
         self._turns = turns
         self._moves = moves
-        self._steps_of = steps_of
-        self._lines_at = lines_at
-        self._stored = journal.pooled(lines)
+        self._kept = stored
+        self._stored = journal.pooled(stored.by_line)
         self._pools: dict[tuple[str, str], Pool] = {}
         self._doubts: dict[_Doubt, None] = {}
         moves.in_doubt = self._lines_in_doubt
@@ -119,7 +109,7 @@ class Pools:
         if stored is None:
             return None
         if (group, label) not in self._pools:
-            made = Pool({line: self._steps_of(line) for line in stored})
+            made = Pool({line: self._kept.of_line(line) for line in stored})
             self._pools[group, label] = made
             self._note(made)
         return self._pools[group, label]
@@ -176,7 +166,7 @@ class Pools:
             if pool.exchanged and not pool.is_claimed(burst):
                 return EXCHANGED_PATIENCE_S
             return PATIENCE_S if owners and not pool.exchanged else NUMBER_PATIENCE_S
-        started_here = self._lines_at(journal.group_of(line.known_as))
+        started_here = self._kept.lines_at(journal.group_of(line.known_as))
         may_start = self._moves.is_at_work(parent) and any(map(started_here.holds, owners))
         return PATIENCE_S if may_start else 0.0
 
@@ -215,8 +205,3 @@ class Pools:
     def let_go(self) -> None:
         """Drop references back to the journal and its lines."""
         self._doubts.clear()
-        self._steps_of = self._lines_at = _nothing
-
-
-def _nothing(where: str) -> Shelf:
-    return Shelf(())

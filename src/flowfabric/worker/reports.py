@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from functools import partial
 from typing import Final, TypeVar
 
@@ -53,7 +52,7 @@ from flowfabric.errors import (
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import ASK_AGAIN, level_of, statements_within
-from flowfabric.worker.asyncio_tasks import current_line
+from flowfabric.worker.asyncio_tasks import current_line, inside_step
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.leases import HeldLease
@@ -96,7 +95,16 @@ class Reports:
             await group.close()
 
     async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
-        """Make a report that is safe to repeat; repeat it while the database is away.
+        """Make a report that is safe to repeat; repeat it while the database is away."""
+
+        async def in_time() -> T:
+            with statements_within(self.patience_s):
+                return await report()
+
+        return await self.repeat(lease, in_time)
+
+    async def repeat(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
+        """The same for a report that is sent with others, which is in time.
 
         Raises `LeaseExpired` once the lease may have passed to another worker.
         """
@@ -104,8 +112,7 @@ class Reports:
         while True:
             lease.require()
             try:
-                with statements_within(self.patience_s):
-                    return await report()
+                return await report()
             except ASK_AGAIN as error:
                 log.log(
                     level_of(error),
@@ -148,9 +155,6 @@ NEW_MS: Final = 2**62
 
 LOST_STREAM: Final = (LeaseExpired, StaleOwnerCannotAppend, StreamClosed)
 
-emitting_step: ContextVar[str | None] = ContextVar("flowfabric_emitting_step", default=None)
-"""The key of the step whose function runs."""
-
 
 def come_further(call: DurableCall) -> None:
     """Note that a call goes beyond what earlier runs have stored.
@@ -191,7 +195,7 @@ class Emitter:
 
     async def repeats(self) -> bool:
         """Whether what is emitted here has been, before a pause of this attempt."""
-        if emitting_step.get() is not None:
+        if inside_step.get() is not None:
             return False
         if self._spoke_ms is None:
             self._spoke_ms = await self._reports.send(self._lease, self._when_spoke)
@@ -355,12 +359,13 @@ def _frame(
             f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} can be emitted at once; keep it"
             " elsewhere and emit where"
         )
+    step = inside_step.get()
     return NewFrame(
         payload=payload,
         frame_type=check_text("kind", kind),
         encoding=encoding,
         correlation_id=check_optional_text("correlation_id", correlation_id),
-        step_key=emitting_step.get(),
+        step_key=None if step is None else step.key,
         mode=mode,
     )
 

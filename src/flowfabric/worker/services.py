@@ -5,9 +5,10 @@ import concurrent.futures
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial, wraps
+from types import CoroutineType
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -28,7 +29,6 @@ from flowfabric.engine.steps import StepReport
 from flowfabric.engine.waitpoints import PastRuns, SuspensionView
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
-from flowfabric.outages import statements_within
 from flowfabric.parts import Twin
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Options, Submissions, child_id
@@ -38,7 +38,14 @@ from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Raised
 from flowfabric.worker.journal import Journal
-from flowfabric.worker.leases import HeldLease, Inside, check_outside
+from flowfabric.worker.leases import (
+    LOST_LEASE,
+    FencedTransaction,
+    HeldLease,
+    check_outside,
+    fenced,
+    stop_here,
+)
 from flowfabric.worker.parking import Parking, Pause
 from flowfabric.worker.reports import Emitter, Reports
 from flowfabric.worker.resources import Resources
@@ -56,13 +63,15 @@ class Promise(NamedTuple):
     """The coroutine a verb has returned, and the call as it is written in the code."""
 
     called: str
-    coroutine: Coroutine[object, object, object]
+    coroutine: "CoroutineType[object, object, object]"
     caller: asyncio.Task[object] | None
     """The task of the handler, or of a branch; none in a thread."""
 
     @property
     def is_kept(self) -> bool:
-        return inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
+        made = self.coroutine
+        # That of one which has ended is gone, and one that is under way has begun.
+        return made.cr_frame is None or made.cr_suspended or made.cr_running
 
     def may_be_kept(self, handler: asyncio.Task[object] | None) -> bool:
         """Whether it was called by a branch that still runs and may await it."""
@@ -77,10 +86,14 @@ class Promises:
         self._look_at = LOOK_AT
 
     def add(self, called: str, coroutine: Coroutine[object, object, object]) -> None:
+        assert isinstance(coroutine, CoroutineType), "that is what verbs are made of"
         try:
             caller = asyncio.current_task()
         except RuntimeError:
             caller = None
+        # A handler that awaits one after the other has one of them at most.
+        if self._made and self._made[-1].is_kept:
+            self._made.pop()
         self._made.append(Promise(called, coroutine, caller))
         if len(self._made) > self._look_at:
             self._made = self._open()
@@ -108,17 +121,6 @@ class Promises:
 log = open_log(__name__)
 
 T = TypeVar("T")
-
-LOST_LEASE: Final = (
-    errors.ExecutionNotActive,
-    errors.LeaseConflict,
-    errors.LeaseExpired,
-    errors.LeaseRevoked,
-    errors.StaleLease,
-)
-"""The engine's refusals of a worker that no longer holds the lease."""
-STOP_WAIT_S: Final = 1.0
-FENCE_PATIENCE_MIN_S: Final = 1.0
 
 
 class Shared:
@@ -167,7 +169,10 @@ class Recorder:
             await self.drain()
         if self._refused is not None:
             raise self._refused
-        return await fenced(self._lease, self._send(step))
+        try:
+            return await self._send(step)
+        except LOST_LEASE as error:
+            return await stop_here(self._lease, error)
 
     async def room(self) -> None:
         """Wait while a full batch of steps is waiting to be stored."""
@@ -227,7 +232,7 @@ class Recorder:
     async def _send(self, step: NewStep) -> StepStored:
         report = StepReport(handle=self._lease.handle, step=step)
         reports = self._shared.reports
-        stored = await reports.send(self._lease, lambda: reports.steps.add(report))
+        stored = await reports.repeat(self._lease, partial(reports.steps.add, report))
         if self._lease.on_step is not None:
             self._lease.on_step()
         return stored
@@ -240,28 +245,31 @@ class Unfinished:
     Their effects happen: unless their results are stored, the next attempt repeats them.
     """
 
+    __slots__ = ("_none", "count", "late")
+
     def __init__(self) -> None:
         self.count = 0
-        self.late: list[tuple[DurableCall, object]] = []
+        self.late: tuple[tuple[DurableCall, object], ...] = ()
         """Results that threads returned after the handler had cancelled the call."""
-        self._none = asyncio.Event()
+        self._none: asyncio.Event | None = None
+        """Made for the one who waits."""
 
     def begin(self) -> None:
         self.count += 1
 
     def end(self) -> None:
         self.count -= 1
-        if not self.count:
+        if self._none is not None and not self.count:
             self._none.set()
 
     def came_late(self, call: DurableCall, returned: bool, result: object) -> None:
         if returned and not isinstance(result, Raised) and not inspect.isawaitable(result):
-            self.late.append((call, result))
+            self.late += ((call, result),)
         self.end()
 
     async def wait(self) -> None:
         while self.count:
-            self._none.clear()
+            self._none = asyncio.Event()
             await self._none.wait()
 
 
@@ -280,7 +288,8 @@ class Services:
         self._last_pause = progress.pause
         self._loop = shared.loop
         self._thread = threading.get_ident()
-        self._calls: set[asyncio.Task[object]] = set()
+        self._calls: set[asyncio.Task[object]] | None = None
+        """What the handler's thread waits for."""
         self.lease = lease
         self.parking = parking
         self.resources = shared.resources
@@ -292,8 +301,8 @@ class Services:
         self.promises = Promises()
         self.unfinished = Unfinished()
         self._emitter: Emitter | None = None
-        self._recorder = recorder = Recorder(shared, lease, parking)
-        self.journal = Journal(recorder.store, recorder.store_later, parking, progress.steps)
+        self._recorder = Recorder(shared, lease, parking)
+        self.journal = Journal(self._recorder, parking, progress.steps)
 
     def on_worker_loop(self) -> bool:
         """Whether this is called on the worker's event loop."""
@@ -313,13 +322,15 @@ class Services:
         """Stop the handler: whatever its thread waits for ends at once."""
         self.stopped = reason
         self.journal.close()
-        for call in self._calls:
+        for call in self._calls or ():
             call.cancel()
 
-    async def call(self, call: DurableCall, function: partial[object]) -> object:
+    def call(
+        self, call: DurableCall, function: partial[object]
+    ) -> Coroutine[object, object, object]:
         """Call the function of a step."""
         unfinished = self.unfinished
-        return await self._shared.functions.call(
+        return self._shared.functions.call(
             function, on_cancel=unfinished.begin, late=partial(unfinished.came_late, call)
         )
 
@@ -352,6 +363,8 @@ class Services:
                 work.close()
                 done.cancel()
                 return
+            if self._calls is None:
+                self._calls = set()
             task = self._loop.create_task(_contained(work, done), context=context)
             self._calls.add(task)
             task.add_done_callback(lambda ended: _hand_over(ended, done))
@@ -451,11 +464,15 @@ class Services:
             self._emitter = Emitter(self.engine, self._shared.reports, self.lease)
         return self._emitter
 
+    @property
+    def emits(self) -> bool:
+        """Whether something the handler has emitted is not stored yet."""
+        return self._emitter is not None and not self._emitter.is_idle
+
     async def flush(self) -> None:
         """Wait until everything the handler has emitted is stored."""
-        if self._emitter is not None and not self._emitter.is_idle:
-            with self.parking.working():
-                await self._emitter.flush()
+        with self.parking.working():
+            await self.emitter.flush()
 
     async def settle(self) -> None:
         """After the handler has ended, store everything it did not wait for."""
@@ -474,94 +491,6 @@ class Services:
         check_outside(self.lease)
         await self._recorder.room()
         return await fenced(self.lease, self._shared.reports.send(self.lease, report))
-
-
-async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
-    """A refusal by the fence stops the handler; there is nothing it could do about it."""
-    try:
-        return await work
-    except LOST_LEASE as error:
-        lease.lose(why_lost(error))
-        # The cancellation is raised here, wherever in the handler this is.
-        await asyncio.sleep(STOP_WAIT_S)
-        raise asyncio.CancelledError(why_lost(error)) from None
-
-
-class FencedTransaction:
-    """Keeps the lease for as long as the transaction of `connection` lasts."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        lease: HeldLease,
-        connection: object,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._engine = engine
-        self._lease = lease
-        self._connection = connection
-        self._loop = loop
-        self._inside = Inside(lease)
-        self._patience_s = max(lease.ttl_s / 6, FENCE_PATIENCE_MIN_S)
-        """How long a statement may take, not counting the wait for the row: others may be in their
-        fence for long, so a lock timeout is retried."""
-
-    def __enter__(self) -> None:
-        with self._refusing(), statements_within(self._patience_s):
-            while True:
-                self._inside.approach()
-                try:
-                    broken_by = self._engine.enter_fence_on_sync(
-                        self._connection, self._lease.handle
-                    )
-                except errors.LockTimeout:
-                    continue
-                break
-        self._inside.enter(broken_by)
-
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        try:
-            if kind is None:
-                with self._refusing(), statements_within(self._patience_s):
-                    self._engine.leave_fence_on_sync(self._connection, self._lease.handle)
-        finally:
-            self._inside.leave()
-
-    async def __aenter__(self) -> None:
-        await fenced(self._lease, self._enter())
-
-    async def _enter(self) -> None:
-        with statements_within(self._patience_s):
-            while True:
-                self._inside.approach()
-                try:
-                    broken_by = await self._engine.enter_fence_on(
-                        self._connection, self._lease.handle
-                    )
-                except errors.LockTimeout:
-                    continue
-                break
-        self._inside.enter(broken_by)
-
-    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        try:
-            if kind is None:
-                await fenced(self._lease, self._leave())
-        finally:
-            self._inside.leave()
-
-    async def _leave(self) -> None:
-        with statements_within(self._patience_s):
-            await self._engine.leave_fence_on(self._connection, self._lease.handle)
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """`fenced` for a handler's thread."""
-        try:
-            yield
-        except LOST_LEASE as error:
-            self._loop.call_soon_threadsafe(self._lease.lose, why_lost(error))
-            raise asyncio.CancelledError(why_lost(error)) from None
 
 
 async def _contained(work: Coroutine[object, object, T], done: "concurrent.futures.Future[T]") -> T:

@@ -37,7 +37,7 @@ from flowfabric.json_values import read_as
 from flowfabric.logs import open_log
 from flowfabric.parts import waits
 from flowfabric.signals import Signal, SignalToken, check_name, condition_of
-from flowfabric.worker.blame import Blaming
+from flowfabric.worker.blame import blame
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.digests import known_by
 from flowfabric.worker.leases import clock_s
@@ -160,11 +160,14 @@ async def received(
             await services.journal.store_later(call, result=msgspec.json.encode(ended))
         else:
             ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
-        with Blaming(services.lease, call):
+        try:
             _check(ended, what)
             return await fitting(
                 services.parking, lambda: tuple(_signal(each, kind) for each in ended.signals)
             )
+        except BaseException as error:
+            blame(services.lease, call, error)
+            raise
 
 
 async def _ended(services: Services, wait: Wait, kind: object) -> StoredWait:

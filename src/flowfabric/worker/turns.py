@@ -55,6 +55,8 @@ class Rest:
             self._loop.call_soon(self._look)
 
     def _look(self) -> None:
+        if not self._watchers:
+            return
         if not self.reached and self._turns < TURNS_MAX:
             self._quiet_turns += 1
             self._turns += 1
@@ -115,14 +117,20 @@ class Turns:
         """Whether nothing of the handler goes on but the call that asks."""
         return self._settled and self.tasks == 0 and self.calls <= 1
 
-    def allot(self) -> "Allotted":
-        """A position for a new outcome, which is given up if it does not reach the handler."""
-        return Allotted(self)
+    def allot(self) -> int:
+        """A position for a new outcome, to be given up whether or not it reaches the handler."""
+        return self.order.allot()
+
+    def deliver_now(self, position: int) -> bool:
+        """Whether an outcome may reach the handler at once: then it does."""
+        now = self.alone or self._closed
+        if now:
+            self.order.deliver(position)
+        return now
 
     async def take(self, position: int) -> None:
         """Wait until it is the turn of an outcome to reach the handler."""
-        if self.alone or self._closed:
-            self.order.deliver(position)
+        if self.deliver_now(position):
             return
         self.order.wait(position)
         turn = self._waiting[position] = asyncio.get_running_loop().create_future()
@@ -144,14 +152,16 @@ class Turns:
         if self._parking is not None:
             self._parking.rest.watch()
 
+    def runs_now(self, *, at_rest: bool = False) -> bool:
+        """Whether a new call may run at once; see `run_new`."""
+        if self._closed or self._parking is None:
+            return True
+        return not at_rest and (self.alone or not self.order.replaying)
+
     async def run_new(self, *, at_rest: bool = False) -> None:
         """Wait until a new call may run; with `at_rest`, also until other branches are idle."""
-        parking = self._parking
-        if self._closed or parking is None:
-            return
-        if not at_rest and (self.alone or not self.order.replaying):
-            return
-        await self._at_next_rest(self._held)
+        if not self.runs_now(at_rest=at_rest):
+            await self._at_next_rest(self._held)
 
     async def _at_next_rest(self, turns: "dict[asyncio.Future[None], None]") -> None:
         parking = self._parking
@@ -265,22 +275,6 @@ class Turns:
         """Drop references back to the attempt."""
         self.close()
         self._parking = None
-
-
-class Allotted:
-    """The position of a new outcome, as long as it is on its way. Use as a context."""
-
-    __slots__ = ("_position", "_turns")
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-
-    def __enter__(self) -> int:
-        self._position = self._turns.order.allot()
-        return self._position
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._turns.give_up(self._position)
 
 
 def end_turn(turn: "asyncio.Future[None] | None") -> None:
