@@ -259,8 +259,9 @@ class Context(SignalVerbs, BudgetVerbs):
         decode = result_codec(function).decoder.decode
         try:
             async with call:
-                stored = await journal.find(call)
+                stored = await journal.look_up(call)
                 if stored is not None:
+                    await journal.deliver(stored)
                     read = partial(decode_step, call.key, decode, stored.result or b"null")
                     return await fitting(services.parking, read)
                 services.unfinished.begin()
