@@ -366,6 +366,15 @@ def signal() -> Parameters:
     return {**sure, **at, "conditions": ["none"], "clock": NOW_MS}
 
 
+MEMBER: Parameters = {
+    "lease_id": FIRST_UUID,
+    "result": b"1",
+    "result_encoding": "json",
+    "payload_bytes_max": 1_000,
+    "clock": NOW_MS,
+}
+
+
 def lists() -> Iterator[Question]:
     page = LIST | {"states": COMPLETED}
     every = LIST | {"states": ANY_STATE}
@@ -476,6 +485,7 @@ def questions(event_ids: int = 1) -> list[Question]:
         ),
         Question("ended_and_awaited", {"limit": BATCH}, BATCH, BATCH),
         Question("signal_waiting", signal(), 1, 0),
+        Question("complete_member", paused | MEMBER, 1, 0),
         Question("read_progress", paused, 1, 1),
         Question("read_for_completion", paused | {"limit": 9, "clock": NOW_MS}, 1, 1),
         Question(

@@ -76,6 +76,7 @@ class LoneMembers:
         self._flows: dict[LeaseId, FlowId] = {}
         self._counts: Counter[FlowId] = Counter()
         self._crowded: set[FlowId] = set()
+        self._involved: set[FlowId] = set()
 
     @property
     def in_hand(self) -> bool:
@@ -105,6 +106,15 @@ class LoneMembers:
         if len(self._crowded) > MEMBERS_REMEMBERED:
             self._crowded.clear()
         self._crowded.add(flow_id)
+
+    def may_be_plain(self, flow_id: FlowId) -> bool:
+        """Whether `complete_member` has been sure of all ends in the flow that it was tried on."""
+        return flow_id not in self._involved
+
+    def note_involved(self, flow_id: FlowId) -> None:
+        if len(self._involved) > MEMBERS_REMEMBERED:
+            self._involved.clear()
+        self._involved.add(flow_id)
 
 
 def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:

@@ -163,6 +163,30 @@ async def test_a_hop_from_parent_to_child(
     assert len(await graph.claim()) == len(shape)
 
 
+@pytest.mark.parametrize(
+    ("shape", "passing", "trips"),
+    [
+        ({"b": "a", "c": "b"}, False, [1, 1, 3]),
+        ({"b": "a", "c": "b"}, True, [1, 1, 3]),
+        # The first end shows that the statement is not for this flow.
+        ({"b": "a", "c": "a", "d": "b c"}, False, [3, 2, 2, 2]),
+    ],
+)
+async def test_ends_of_members_where_this_process_dispatches(
+    engine: Engine, sent: list[str], shape: dict[str, str], passing: bool, trips: list[int]
+) -> None:
+    graph = await new_graph(engine)
+    await graph.build(shape, passing=passing)
+    taken: list[int] = []
+    with engine.store.hints([DISPATCH_TOPIC]):
+        while claimed := await engine.claim(worker_id="w", worker_instance_id="w-1"):
+            sent.clear()
+            await engine.complete(claimed.handle, b"1")
+            taken.append(len(sent))
+    assert taken == trips
+    assert set((await graph.states()).values()) == {"completed"}
+
+
 async def test_whoever_tells_dependents_goes_before_the_next_claim(
     engine: Engine, sent: list[str]
 ) -> None:
