@@ -18,6 +18,7 @@ under "Invariants".
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol, Self, TypeVar, overload
 
 import msgspec
@@ -90,7 +91,7 @@ class PackedRows(FetchedRows):
     """
 
     def __init__(self, columns: Sequence[str], rows: Sequence[tuple[Value, ...]]) -> None:
-        super().__init__(columns[-1].split(), rows)
+        super().__init__(_names_in(columns[-1]), rows)
         self._packed = rows
         self._unpacked: list[tuple[Value, ...]] | None = None
 
@@ -115,6 +116,11 @@ class PackedRows(FetchedRows):
 
     def _text(self) -> str:
         return f"[{','.join([str(row[-1]) for row in self._packed])}]"
+
+
+@lru_cache(maxsize=64)
+def _names_in(packed: str) -> tuple[str, ...]:
+    return tuple(packed.split())
 
 
 def tuples_of(rows: Sequence[Row]) -> list[tuple[object, ...]]:
