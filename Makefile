@@ -7,7 +7,7 @@
 BIN := .venv/bin
 READY := .venv/.ready
 # More than there are cores: many tests wait, for a lease to run out or a process to start.
-WORKERS ?= 4
+WORKERS ?= 6
 ENDED ?= 10000000
 OTHERS ?= 1000000
 

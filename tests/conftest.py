@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -25,6 +26,8 @@ SERVER = pytest.StashKey[postgres.Server]()
 WORKER_INPUT = "flowfabric_postgres_url"
 STORE = "flowfabric_store"
 KINDS = ("sqlite-memory", "sqlite-file", "postgres")
+WAITING = "tests/e2e/"
+LONG = ("tests/properties/", "tests/races/")
 
 T = TypeVar("T")
 
@@ -38,8 +41,22 @@ class WorkerNode(Protocol):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest tests, so that no process is left with one of them in the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
+    """Begin with the longest tests, so that no process is left with one of them in the end.
+
+    Tests of `WAITING` wait more than they compute: one process does all of them, beside others
+    that compute. Those of `LONG` are spread over the other processes.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    waiting = [item for item in items if item.nodeid.startswith(WAITING)]
+    long = [item for item in items if item.nodeid.startswith(LONG)]
+    short = iter([item for item in items if not item.nodeid.startswith((WAITING, *LONG))])
+    ordered = list[pytest.Item]()
+    for place in range(processes):
+        # As large as what `--dist worksteal` hands to this process at first.
+        share = (len(items) - len(ordered)) // (processes - place)
+        first = long[place - 1 :: processes - 1] if place else waiting
+        ordered += [*first, *islice(short, max(0, share - len(first)))]
+    items[:] = [*ordered, *(long if processes == 1 else ()), *short]
 
 
 @pytest.hookimpl(wrapper=True)
