@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -161,6 +162,7 @@ def test_code_in_the_documentation_imports_what_there_is(
                 exec(ast.unparse(node), {})
 
 
+@cache
 def public_classes() -> dict[str, list[str]]:
     """The modules that define a class of a name."""
     found: dict[str, list[str]] = {}
