@@ -7,12 +7,19 @@ from contextlib import nullcontext
 import pytest
 
 from flowfabric import Context
+from flowfabric.worker import pools
 from tests.sdk.shops import Shop
 
 Handler = Callable[[Context], Coroutine[None, None, str]]
 Calls = Callable[[Shop, Context, int], Awaitable[str]]
 OUTSIDE_S = 0.5
 """How long a handler works outside of steps: longer than another branch needs to come to a call."""
+
+
+@pytest.fixture(autouse=True)
+def less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a branch that never comes waits for six times what another one takes."""
+    monkeypatch.setattr(pools, "NUMBER_PATIENCE_S", 6 * OUTSIDE_S)
 
 
 class Schedule:
