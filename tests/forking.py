@@ -48,6 +48,10 @@ class Forked:
         self._pid = pid
         self._reply = reply
 
+    def fileno(self) -> int:
+        """Readable once it has ended, until somebody has asked for its status."""
+        return self._reply
+
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
             os.kill(self._pid, number)

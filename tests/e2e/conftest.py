@@ -1,8 +1,6 @@
 """Real processes on real databases."""
 
 import asyncio
-import os
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.e2e.programs import Program, start
+
 PATIENCE_S = 60
 
 
 class Process:
     """A worker process and what it says."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
+    def __init__(self, process: Program) -> None:
         self._process = process
         self._said = process.stdout
 
@@ -43,23 +41,14 @@ class Process:
 
 
 @asynccontextmanager
-async def python(
-    module: str, *arguments: str, **variables: str
-) -> AsyncIterator[asyncio.subprocess.Process]:
+async def python(module: str, *arguments: str, **variables: str) -> AsyncIterator[Program]:
     """A module run by a process of its own, which is killed unless it ends in time."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **variables},
-    )
+    program = await start(module, *arguments, variables=variables)
     try:
-        yield process
+        yield program
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+        program.kill()
+        await program.communicate()
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from flowfabric import App, Run
 from flowfabric.core.states import PublicState
 from tests.apps import reached
 from tests.e2e.conftest import PATIENCE_S, python, steps_run
+from tests.e2e.programs import Program
 
 
 @pytest.fixture
@@ -21,9 +22,7 @@ def journal(tmp_path: Path) -> Path:
     return tmp_path / "journal"
 
 
-def worker(
-    example: str, url: str, journal: Path
-) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+def worker(example: str, url: str, journal: Path) -> AbstractAsyncContextManager[Program]:
     """The real command on an example."""
     return python(
         *("flowfabric.cli", "worker", f"examples.{example}:app"),

@@ -12,6 +12,7 @@ from flowfabric.core.budgets import RESERVATION_CHECK_MS
 from flowfabric.core.creation import NewExecution
 from flowfabric.testing import SettableClock
 from tests.e2e.conftest import PATIENCE_S, python
+from tests.e2e.programs import Program
 from tests.e2e.spender import ASKED, AT_ONCE
 
 PROCESSES = 16
@@ -26,8 +27,7 @@ async def fill(engine: Engine) -> None:
         await engine.create_executions([NewExecution(execution_kind="call")] * BATCH)
 
 
-async def confirmed(process: asyncio.subprocess.Process) -> int:
-    assert process.stdout is not None
+async def confirmed(process: Program) -> int:
     total = 0
     while line := await process.stdout.readline():
         # The last line of one that was killed may be cut off.
@@ -44,7 +44,7 @@ async def test_a_hard_budget_is_never_overspent_and_no_reservation_is_left(
     async with await connect(url) as engine, AsyncExitStack() as processes:
         await engine.create_budget(BudgetDefinition(budget_id="team", hard_limits={"tokens": HARD}))
         filling = asyncio.create_task(fill(engine))
-        running: list[asyncio.subprocess.Process] = []
+        running: list[Program] = []
         tallies: list[asyncio.Task[int]] = []
 
         async def start() -> None:
@@ -70,7 +70,6 @@ async def test_a_hard_budget_is_never_overspent_and_no_reservation_is_left(
                 break
         await filling
         for process in running:
-            assert process.stdin is not None
             process.stdin.close()
         told = sum(await asyncio.gather(*tallies))
 

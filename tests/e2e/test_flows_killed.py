@@ -1,10 +1,7 @@
 """Workers and dispatchers die again and again; every flow finishes, and nothing happens twice."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from typing import TypeAlias
@@ -20,8 +17,9 @@ from flowfabric.core.views import ExecutionSnapshot, FlowStatus
 from flowfabric.engine.reads import ExecutionFilter
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.flows.nodes import Node
-from tests.e2e.conftest import ROOT
+from tests.e2e.conftest import PATIENCE_S
 from tests.e2e.diamonds import begin, diamonds, finish, middle
+from tests.e2e.programs import NOWHERE, STDERR, STDOUT, fork
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -44,15 +42,12 @@ class Member:
     def __init__(self, url: str, role: str, number: int) -> None:
         self.role = role
         self.name = f"{role}-{number}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.e2e.diamonds", role, url, self.name],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-        )
+        streams = NOWHERE, STDOUT, STDERR
+        self.process = fork("tests.e2e.diamonds", (role, url, self.name), streams)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE_S)
 
 
 class Fleet:

@@ -1,6 +1,5 @@
 """Sixteen processes claim work under limits, and are killed in the middle of it."""
 
-import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from flowfabric.core.states import PublicState
 from flowfabric.engine.reads import ExecutionFilter
 from tests.e2e.claimer import LEASE_TTL_MS
 from tests.e2e.conftest import PATIENCE_S, python
+from tests.e2e.programs import Program
 
 PROCESSES = 16
 KILLED = 8
@@ -108,7 +108,7 @@ async def test_no_limit_is_ever_passed_and_no_slot_is_left(store_url: str) -> No
     completed = ExecutionFilter(states=(PublicState.COMPLETED,))
     async with await connect(store_url) as engine, AsyncExitStack() as processes:
         keys = await fill(engine)
-        running: list[asyncio.subprocess.Process] = []
+        running: list[Program] = []
 
         async def start() -> None:
             name = f"claimer-{len(running)}"
@@ -128,7 +128,6 @@ async def test_no_limit_is_ever_passed_and_no_slot_is_left(store_url: str) -> No
                 killed += 1
                 await start()
         for process in running:
-            assert process.stdin is not None
             process.stdin.close()
         assert killed == KILLED
         check(await all_events(engine), keys)

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 from msgspec import Struct
 
-from tests.e2e.conftest import PATIENCE_S, ROOT
+from tests.e2e.conftest import PATIENCE_S
+from tests.e2e.programs import ROOT
 
 OUTLINE = [f"outline of sky-{number} " for number in range(3)]
 ANSWER = [f"sky-{number} " for number in range(20)]

@@ -6,15 +6,14 @@ it, in order, each event once.
 """
 
 import asyncio
-import os
 import random
-import sys
 from pathlib import Path
 
 import asyncpg
 import pytest
 
-from tests.e2e.conftest import ROOT
+from tests.e2e import programs
+from tests.e2e.programs import Program
 
 EVENTS = 100_000
 WRITERS = 8
@@ -36,22 +35,13 @@ KILL_EVERY = 6
 KEPT_UP_MIN = 20_000
 
 
-async def start(module: str, *arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        f"tests.e2e.{module}",
-        *arguments,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+async def start(module: str, *arguments: str) -> Program:
+    return await programs.start(f"tests.e2e.{module}", *arguments, stderr=programs.NOWHERE)
 
 
-async def end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
+async def end(process: Program) -> None:
+    process.kill()
+    await process.communicate()
 
 
 class Readers:
@@ -60,7 +50,7 @@ class Readers:
     def __init__(self, url: str, folder: Path) -> None:
         self._url = url
         self.files = [folder / f"reader-{number}" for number in range(READERS)]
-        self._running: list[asyncio.subprocess.Process] = []
+        self._running: list[Program] = []
 
     async def start(self) -> None:
         self._running = [await start("log_reader", self._url, str(each)) for each in self.files]
@@ -96,7 +86,7 @@ async def test_every_subscriber_gets_exactly_what_was_committed(
     readers = Readers(url, tmp_path)
     neighbour = await asyncpg.connect(url, server_settings={"application_name": NEIGHBOUR})
     operator = await asyncpg.connect(url, server_settings={"application_name": NEIGHBOUR})
-    writers: list[asyncio.subprocess.Process] = []
+    writers: list[Program] = []
     disturbances = 0
     try:
         await neighbour.execute("create table own (n int)")

@@ -10,10 +10,12 @@ from flowfabric import App, Context, migrate
 from flowfabric.core.states import PublicState
 from tests import postgres
 from tests.apps import working
+from tests.e2e.conftest import PATIENCE_S
 
 RUNNING = 5_000
 
 
+@pytest.mark.timeout(5 * PATIENCE_S)
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_a_restart_in_the_middle_of_many_running_executions_loses_and_repeats_none(
     mode: str,

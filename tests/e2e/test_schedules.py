@@ -1,9 +1,6 @@
 """Two scheduler processes, days on which clocks change, every due time once."""
 
-import asyncio
 import random
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -15,7 +12,7 @@ import pytest
 from flowfabric import Engine, connect
 from flowfabric.core.schedules import ScheduleDefinition
 from flowfabric.engine.reads import ExecutionFilter
-from tests.e2e.conftest import ROOT
+from tests.e2e import programs
 from tests.e2e.schedule_process import FileClock
 from tests.properties.slow_cron import slow_truth
 
@@ -36,30 +33,24 @@ WINDOWS = {
 class Scheduler:
     """A process that fires what is due each time it is asked to."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: programs.Program) -> None:
         self.process = process
 
     @classmethod
     async def start(cls, url: str, clock_path: Path) -> "Scheduler":
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.e2e.schedule_process", url, str(clock_path),
-            stdin=PIPE, stdout=PIPE, cwd=ROOT,
-        )  # fmt: skip
-        scheduler = cls(process)
+        scheduler = cls(await programs.start("tests.e2e.schedule_process", url, str(clock_path)))
         assert await scheduler.answer() == "ready"
         return scheduler
 
     async def answer(self) -> str:
-        assert self.process.stdout is not None
         return (await self.process.stdout.readline()).decode().strip()
 
     def go(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(b"go\n")
 
     async def kill(self) -> None:
         self.process.kill()
-        await self.process.wait()
+        await self.process.communicate()
 
 
 @pytest.fixture

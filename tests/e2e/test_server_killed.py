@@ -19,6 +19,7 @@ from flowfabric.engine.topics import COMPLETION_TOPIC
 from tests import postgres
 from tests.e2e.conftest import PATIENCE_S, python, steps_run
 from tests.e2e.errands import await_reply, errands, run_errand
+from tests.e2e.programs import Program
 from tests.silence import Network, Way
 
 FAULTS = 3
@@ -49,7 +50,7 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self._database = database
         self._running = AsyncExitStack()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Program | None = None
 
     async def start(self) -> None:
         command = ("flowfabric.cli", "serve", "--port", str(self.port), "--log-level", "error")
@@ -276,7 +277,7 @@ async def suffer(url: str, journal: Path, fault: Callable[[], Awaitable[None]]) 
     return load
 
 
-def remote_worker(url: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+def remote_worker(url: str) -> AbstractAsyncContextManager[Program]:
     return python("tests.e2e.errands", url)
 
 

@@ -11,6 +11,7 @@ from flowfabric.core.results import Created
 from flowfabric.core.states import AttemptLifecycle, AttemptType, PublicState
 from flowfabric.errors import ExecutionNotActive, LeaseConflict, StateConflict
 from tests.e2e.conftest import PATIENCE_S, python
+from tests.e2e.programs import Program
 
 SHORT_MS = 700
 LONG_MS = 60_000
@@ -19,11 +20,10 @@ LONG_MS = 60_000
 class Hands:
     """A process of `tests.e2e.hands`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Program) -> None:
         self._process = process
 
     async def next_line(self) -> str:
-        assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             return (await self._process.stdout.readline()).decode().strip()
 
@@ -32,7 +32,6 @@ class Hands:
         await self._process.wait()
 
     async def finish(self) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         assert await self.next_line() == "completed"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from flowfabric import App
 from tests.e2e import zombie
 from tests.e2e.conftest import PATIENCE_S, python
+from tests.e2e.programs import Program
 
 RUNS = 30
 
 
 @asynccontextmanager
-async def worker(url: str, log: Path, name: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def worker(url: str, log: Path, name: str) -> AsyncIterator[Program]:
     async with python("tests.e2e.zombie", url, str(log), name) as process:
-        assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             assert (await process.stdout.readline()).decode().strip() == "started"
         yield process
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def stop_outside_a_write(process: asyncio.subprocess.Process, url: str) -> None:
+async def stop_outside_a_write(process: Program, url: str) -> None:
     """Stopped in the middle of a commit to SQLite, it would hold up everybody until it goes on."""
     process.send_signal(signal.SIGSTOP)
     if url.startswith("postgres"):
