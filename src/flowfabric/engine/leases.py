@@ -9,6 +9,7 @@ holds the two together.
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 from msgspec import Struct, structs
@@ -60,6 +61,8 @@ from flowfabric.store.mapping import answers_of
 LEASE_TTL_MS = 30_000
 LOCK_WAIT_MS_MAX = 10_000
 """How long a renewal may wait for a row that is locked."""
+QUERIES_REMEMBERED = 256
+"""Workers, and what they ask for, that a process has checked: they ask the same all the time."""
 SHARES_REMEMBERED = 256
 """Sets of lanes with weights whose turns a process remembers."""
 MEMBERS_REMEMBERED = 10_000
@@ -157,6 +160,14 @@ def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> sh
 
 
 def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
+    try:
+        return _known_worker(worker_id, worker_instance_id)
+    except TypeError:
+        # What is no key is no text either, and is refused in words.
+        return _check_worker(worker_id, worker_instance_id)
+
+
+def _check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
     return WorkerIdentity(
         worker_id=WorkerId(parse_worker_id("worker_id", worker_id)),
         worker_instance_id=WorkerInstanceId(
@@ -174,11 +185,28 @@ def claim_topics(lanes: Iterable[str]) -> list[str]:
     return [GATES_TOPIC, *(topics.ready_topic(lane) for lane in lanes)]
 
 
+_known_worker = lru_cache(QUERIES_REMEMBERED)(_check_worker)
+
+
 def check_query(
     lane_ids: LaneWeights,
     kinds: Sequence[str] | None,
     capabilities: Sequence[str],
     namespace: str | None,
+) -> ClaimQuery:
+    try:
+        return _known_query(_fixed(lane_ids), _fixed(kinds), _fixed(capabilities), namespace)
+    except TypeError:
+        # Lanes with weights, say.
+        return _check_query(lane_ids, kinds, capabilities, namespace)
+
+
+def _fixed(given: object) -> object:
+    return tuple(given) if isinstance(given, list) else given
+
+
+def _check_query(
+    lane_ids: object, kinds: object, capabilities: object, namespace: object
 ) -> ClaimQuery:
     if isinstance(lane_ids, Mapping):
         lanes: Sequence[object] = LaneShares(lane_ids, "lane_ids").names
@@ -193,6 +221,9 @@ def check_query(
         else tuple(dict.fromkeys(parse_execution_kind(kind) for kind in wanted)),
         capabilities=tuple(sorted(check_offered(capabilities))),
     )
+
+
+_known_query = lru_cache(QUERIES_REMEMBERED)(_check_query)
 
 
 class RenewedRow(Struct, frozen=True, gc=False, array_like=True):

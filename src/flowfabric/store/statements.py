@@ -72,6 +72,8 @@ class Statement(NamedTuple):
     by_number: str = ""
     """A text with names once more, with `?1` for the first of its parameters: Python looks up each
     name when it binds values, for half a microsecond."""
+    wanted: frozenset[str] = frozenset()
+    """What callers pass to a numbered statement: all but what a store has of its own."""
 
     def check(self, given: Collection[str]) -> None:
         """Refuse missing and unknown parameters; the store has some of its own."""
@@ -122,7 +124,9 @@ def numbered(name: str, folder: Path) -> Statement:
         return f"${names.index(parameter) + 1}"
 
     text = _TOKEN.sub(place, load(name, folder)).strip()
-    return Statement(name, text, tuple(names), bool(_LOCKING.search(text.lower())))
+    locks = bool(_LOCKING.search(text.lower()))
+    wanted = frozenset(names) - {CLOCK, HINT}
+    return Statement(name, text, tuple(names), locks, wanted=wanted)
 
 
 @lru_cache(maxsize=1024)
@@ -159,11 +163,12 @@ def ordered(
     statement: Statement, given: Mapping[str, Parameter], clock: Callable[[], int | None]
 ) -> list[Parameter]:
     """The values of a numbered statement's parameters."""
-    statement.check(given)
-    return [
-        clock() if name == CLOCK and name not in given else given.get(name)
-        for name in statement.parameters
-    ]
+    if given.keys() != statement.wanted:
+        statement.check(given)
+    values = list(map(given.get, statement.parameters))
+    if CLOCK in statement.parameters and CLOCK not in given:
+        values[statement.parameters.index(CLOCK)] = clock()
+    return values
 
 
 def _named(name: str, text: str, *, if_any: bool = False) -> Statement:

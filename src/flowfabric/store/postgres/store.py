@@ -263,10 +263,10 @@ class PostgresStore(HintingStore):
         self, name: str, topics: Collection[str] = (), /, **parameters: base.Parameter
     ) -> Sequence[base.Row]:
         statement = numbered(name, STATEMENTS)
-        along = self._exchange.take_along(topics) if HINT in statement.parameters else None
-        if HINT in statement.parameters:
-            parameters[HINT] = along
         values = ordered(statement, parameters, self._clock_ms)
+        along: str | None = None
+        if HINT in statement.parameters:
+            along = values[statement.parameters.index(HINT)] = self._exchange.take_along(topics)
 
         async def once() -> Sequence[base.Row]:
             async with self._connections.acquire() as connection, self._scope(connection):
@@ -372,26 +372,23 @@ class PostgresStore(HintingStore):
     async def _retried(self, once: Callable[[], Awaitable[T]]) -> T:
         """Run `once`, again after collisions, and translate what it raises."""
         with OutageWatch(self._connections.database):
-            return await self._repeated(once)
-
-    async def _repeated(self, once: Callable[[], Awaitable[T]]) -> T:
-        for tries_left in reversed(range(TRIES_MAX)):
-            try:
-                return await once()
-            except _Stale as stale:
-                failure = stale.__cause__
-                assert isinstance(failure, Exception)
-                if tries_left == 0:
-                    raise driver.translate(failure, self._connections.server) from failure
-                self._connections.distrust()
-            except driver.DRIVER_ERRORS as error:
-                if driver.demoted(error):
+            for tries_left in reversed(range(TRIES_MAX)):
+                try:
+                    return await once()
+                except _Stale as stale:
+                    failure = stale.__cause__
+                    assert isinstance(failure, Exception)
+                    if tries_left == 0:
+                        raise driver.translate(failure, self._connections.server) from failure
                     self._connections.distrust()
-                if not driver.collided(error):
-                    raise driver.translate(error, self._connections.server) from error
-                if tries_left == 0:
-                    raise RetryExhausted(f"gave up after {TRIES_MAX} tries: {error}") from error
-            await asyncio.sleep(_backoff_s(TRIES_MAX - 1 - tries_left))
+                except driver.DRIVER_ERRORS as error:
+                    if driver.demoted(error):
+                        self._connections.distrust()
+                    if not driver.collided(error):
+                        raise driver.translate(error, self._connections.server) from error
+                    if tries_left == 0:
+                        raise RetryExhausted(f"gave up after {TRIES_MAX} tries: {error}") from error
+                await asyncio.sleep(_backoff_s(TRIES_MAX - 1 - tries_left))
         raise AssertionError("the last try returns or raises")
 
     @asynccontextmanager
