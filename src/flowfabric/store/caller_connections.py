@@ -6,11 +6,12 @@ belongs to the same transaction.
 """
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.store.base import (
     Body,
     Parameter,
@@ -22,6 +23,9 @@ from flowfabric.store.base import (
     UnlockedBody,
 )
 from flowfabric.store.hints import topics_in
+
+CLOSED: Final = "is closed; pass one that is open and has a transaction to take part in"
+ONLY_READS: Final = "is in a transaction that only reads; begin one that may write"
 
 
 def comes_from(connection: object, package: str) -> bool:
@@ -35,17 +39,12 @@ def comes_from(connection: object, package: str) -> bool:
 def unwrap_sync(connection: object) -> object:
     """The driver's connection behind Django's or SQLAlchemy's; others as they are."""
     if comes_from(connection, "django"):
-        return _unwrap_django(connection)
-    if not comes_from(connection, "sqlalchemy"):
-        return connection
-    orm, engine = _loaded("sqlalchemy.orm"), _loaded("sqlalchemy.engine")
-    if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):
-        connection = connection.connection()
-    if engine is not None and isinstance(connection, engine.Connection):
-        connection.exec_driver_sql("select 1")
-        driver: object = connection.connection.dbapi_connection
-        return driver
-    raise unknown(connection)
+        with _drivers_errors():
+            return _unwrap_django(connection)
+    if comes_from(connection, "sqlalchemy"):
+        with _drivers_errors():
+            return _unwrap_sqlalchemy(connection)
+    return connection
 
 
 def _unwrap_django(connection: object) -> object:
@@ -58,18 +57,56 @@ def _unwrap_django(connection: object) -> object:
     return driver
 
 
+def _unwrap_sqlalchemy(connection: object) -> object:
+    orm, engine = _loaded("sqlalchemy.orm"), _loaded("sqlalchemy.engine")
+    if orm is not None and isinstance(connection, orm.Session | orm.scoped_session):
+        connection = connection.connection()
+    if engine is not None and isinstance(connection, engine.Connection):
+        connection.exec_driver_sql("select 1")
+        driver: object = connection.connection.dbapi_connection
+        return driver
+    raise unknown(connection)
+
+
 async def unwrap(connection: object) -> object:
     """The same, for async sessions and connections too."""
     asyncio = _loaded("sqlalchemy.ext.asyncio")
     if asyncio is None or not comes_from(connection, "sqlalchemy.ext.asyncio"):
         return unwrap_sync(connection)
-    if isinstance(connection, asyncio.AsyncSession | asyncio.async_scoped_session):
-        connection = await connection.connection()
-    if isinstance(connection, asyncio.AsyncConnection):
-        await connection.exec_driver_sql("select 1")
-        driver: object = (await connection.get_raw_connection()).driver_connection
-        return driver
+    with _drivers_errors():
+        if isinstance(connection, asyncio.AsyncSession | asyncio.async_scoped_session):
+            connection = await connection.connection()
+        if isinstance(connection, asyncio.AsyncConnection):
+            await connection.exec_driver_sql("select 1")
+            driver: object = (await connection.get_raw_connection()).driver_connection
+            return driver
     raise unknown(connection)
+
+
+@contextmanager
+def _drivers_errors() -> Iterator[None]:
+    """Raise the error of the driver, which the stores know, in place of the wrapper's around it.
+
+    What the wrapper refuses by itself, as on a session that has failed, is for the program to mend.
+    """
+    try:
+        yield
+    except FlowFabricError:
+        raise
+    except Exception as error:
+        inner: BaseException | None = error
+        while inner is not None and _is_a_wrappers(inner):
+            inner = getattr(inner, "orig", None) or inner.__cause__
+        if inner is error:
+            raise
+        if inner is not None:
+            raise inner from None
+        said = f"{type(error).__name__}: {error}"
+        raise InvalidInput("connection", f"cannot be used: {said}") from error
+
+
+def _is_a_wrappers(error: BaseException) -> bool:
+    return comes_from(error, "sqlalchemy") or comes_from(error, "django")
 
 
 def unknown(connection: object) -> InvalidInput:

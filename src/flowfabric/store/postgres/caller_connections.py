@@ -4,25 +4,42 @@ import importlib
 import re
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from typing import Final, Generic, Protocol, TypeVar
+from contextlib import asynccontextmanager
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from msgspec import Struct
 
 from flowfabric import errors
 from flowfabric.outages import patience_s
 from flowfabric.store.base import Value
-from flowfabric.store.caller_connections import comes_from, unknown
+from flowfabric.store.caller_connections import CLOSED, ONLY_READS, comes_from, unknown
 from flowfabric.store.postgres import driver
 from flowfabric.store.postgres.hints import hint_payloads
 from flowfabric.store.postgres.pool import COMMAND_TIMEOUT_S, SEARCH_PATH
-from flowfabric.store.postgres.statements import CHANNEL
+from flowfabric.store.postgres.statements import CHANNEL, SCHEMA
 
 _NUMBERED: Final = re.compile(r"\$(\d+)")
+_OURS: Final = """
+select current_database() as name,
+       (select oid from pg_database where datname = current_database())::text as oid,
+       has_function_privilege('public', 'pg_control_system()', 'execute') as tells
+"""
+_SYSTEM: Final = "(select system_identifier from pg_control_system())::text"
+# In the statement that is needed anyway.
 _FOUND: Final = """
 select current_setting('search_path') as search_path,
-       current_setting('lock_timeout') as lock_timeout
+       current_setting('lock_timeout') as lock_timeout,
+       current_setting('transaction_read_only') as read_only,
+       pg_is_in_recovery() as standby,
+       current_database() as name,
+       (select oid from pg_database where datname = current_database())::text as oid,
+       {system} as system
 """
+_WHO_SAID_READ_ONLY: Final = """
+select source from pg_settings where name = 'default_transaction_read_only' and setting = 'on'
+"""
+_THE_SERVER: Final = frozenset({"configuration file", "command line", "override", "database"})
+"""Whoever makes a whole database read-only there makes it read-only for everybody."""
 # Until the transaction ends the server probes for its client: one that vanished behind a
 # network that swallows packets must not keep what it has locked.
 _ENTER: Final = """
@@ -34,6 +51,52 @@ select set_config('search_path', $1, true),
 """
 _LEAVE: Final = "select set_config('search_path', $1, true), set_config('lock_timeout', $2, true)"
 _NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
+_FAILED: Final = (
+    "is in a transaction in which a statement has failed; roll it back and begin another one"
+)
+_COLLIDED: Final = "your transaction collided with another one: roll it back and run it again"
+_MAY_NOT: Final = (
+    "belongs to a role that may not use the tables of the app; grant it what it lacks in the"
+    f" schema {SCHEMA}"
+)
+_LOST: Final = "the connection was lost; make another one"
+_PSYCOPG2_CLOSED: Final = 1
+"""Any other value but zero: it was lost."""
+_ABORTED: Final = "25P02"
+_FORBIDDEN: Final = frozenset({"42501", "42P01"})
+"""Tables of a schema that a role may not use do not exist for it."""
+
+
+class Database(Struct, frozen=True):
+    """Which database a connection leads to, whatever its address is called."""
+
+    name: str
+    oid: str
+    system: str | None
+    """The server, with its standbys; None if not everybody may ask for it."""
+
+    def check_same(self, theirs: "Database") -> None:
+        """Raise unless the caller's connection leads here too."""
+        if theirs == self:
+            return
+        where = repr(theirs.name)
+        if theirs.name == self.name:
+            where += " on another server" if theirs.system != self.system else ", made again since"
+        raise errors.InvalidInput(
+            "connection",
+            f"leads to another database, {where}; pass one that leads to {self.name!r}, the"
+            " database of the app",
+        )
+
+
+async def read_database(connection: driver.Fetching) -> Database:
+    """The database of a connection of ours."""
+    (row,) = await connection.fetch(_OURS)
+    system = None
+    if row["tells"]:
+        ((found,),) = await connection.fetch(f"select {_SYSTEM}")
+        system = str(found)
+    return Database(name=str(row["name"]), oid=str(row["oid"]), system=system)
 
 
 class Settings(Struct, frozen=True):
@@ -41,6 +104,7 @@ class Settings(Struct, frozen=True):
 
     search_path: str
     lock_timeout: str
+    database: Database
 
 
 class _Speaking(Protocol):
@@ -53,6 +117,8 @@ class _Speaking(Protocol):
 
 class _Endable(driver.Fetching, Protocol):
     """A connection of asyncpg, which can be ended without an answer."""
+
+    def is_closed(self) -> bool: ...
 
     def is_in_transaction(self) -> bool: ...
 
@@ -208,19 +274,54 @@ def _plain(value: Value | uuid.UUID | memoryview) -> Value | uuid.UUID:
     return bytes(value) if isinstance(value, memoryview) else value
 
 
-@contextmanager
-def outage_told() -> Iterator[None]:
-    """Report a failure of the caller's connection under our statements as a database outage."""
-    try:
-        yield
-    except errors.FlowFabricError:
-        raise
-    except Exception as error:
-        if not tells_of_outage(error):
-            raise
-        busy = driver.in_trouble(error)
-        kind = errors.BackendErrorKind.BUSY_LOADING if busy else errors.BackendErrorKind.TRANSPORT
-        raise errors.Transport(driver.BACKEND, driver.in_words(error), kind=kind) from error
+class OurWords:
+    """Reports what goes wrong on a caller's connection as an error of ours. Use as a context.
+
+    A database that is away is an outage. A connection that the program has closed, uses twice at
+    a time or has left in a failed transaction is its own mistake.
+    """
+
+    def __init__(self) -> None:
+        self.connection: driver.Fetching | None = None
+        """The connection, once it is known."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *rest: object
+    ) -> None:
+        if isinstance(error, Exception) and _of_a_driver(error):
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> errors.FlowFabricError:
+        said, state = driver.in_words(error), driver.sqlstate(error)
+        if tells_of_outage(error) and not self._was_closed(error):
+            kind = errors.BackendErrorKind
+            busy = kind.BUSY_LOADING if driver.in_trouble(error) else kind.TRANSPORT
+            return errors.Transport(driver.BACKEND, said, kind=busy)
+        if state == _ABORTED:
+            return errors.InvalidInput("connection", _FAILED)
+        if state in driver.COLLISIONS:
+            return errors.RetryExhausted(f"{_COLLIDED} ({said})")
+        if state in _FORBIDDEN:
+            return errors.InvalidInput("connection", f"{_MAY_NOT} ({said})")
+        if driver.about_data(state):
+            return errors.NotStorable(driver.BACKEND, said)
+        if not state:
+            return errors.InvalidInput("connection", f"cannot be used: {said}")
+        return errors.Transport(driver.BACKEND, said)
+
+    def _was_closed(self, error: BaseException) -> bool:
+        """Whether a driver refuses to use a connection which is not lost."""
+        if driver.sqlstate(error) or type(error).__name__ != "InterfaceError":
+            return False
+        return self.connection is None or not lost_in_transaction(self.connection)
+
+
+def _of_a_driver(error: BaseException) -> bool:
+    drivers = ("asyncpg", "psycopg", "psycopg2")
+    return isinstance(error, OSError) or any(comes_from(error, each) for each in drivers)
 
 
 def tells_of_outage(error: BaseException) -> bool:
@@ -276,13 +377,34 @@ def joined_sync(connection: object) -> driver.Fetching:
     raise unknown(connection)
 
 
-async def enter(connection: driver.Fetching, lock_wait_ms: int | None) -> Settings:
-    """Make our tables visible to our statements; return what to `leave` with."""
-    (row,) = await connection.fetch(_FOUND)
-    found = Settings(str(row["search_path"]), str(row["lock_timeout"]))
+async def look(connection: driver.Fetching, ours: Database) -> Settings:
+    """What their transaction has set; refuses one that cannot write."""
+    system = "null" if ours.system is None else _SYSTEM
+    (row,) = await connection.fetch(_FOUND.format(system=system))
+    if row["read_only"] == "on":
+        if not row["standby"] and await _reads_by_choice(connection):
+            raise errors.InvalidInput("connection", ONLY_READS)
+        raise errors.Transport(
+            driver.BACKEND, driver.ONLY_READS, kind=errors.BackendErrorKind.CLUSTER
+        )
+    database = Database(
+        name=str(row["name"]),
+        oid=str(row["oid"]),
+        system=None if row["system"] is None else str(row["system"]),
+    )
+    return Settings(str(row["search_path"]), str(row["lock_timeout"]), database)
+
+
+async def _reads_by_choice(connection: driver.Fetching) -> bool:
+    """Whether the program has made its transaction read-only, and not the server every one."""
+    rows = await connection.fetch(_WHO_SAID_READ_ONLY)
+    return not any(row["source"] in _THE_SERVER for row in rows)
+
+
+async def enter(connection: driver.Fetching, found: Settings, lock_wait_ms: int | None) -> None:
+    """Make our tables visible to our statements, until `leave`."""
     waits = found.lock_timeout if lock_wait_ms is None else str(lock_wait_ms)
     await connection.fetch(_ENTER, SEARCH_PATH, waits)
-    return found
 
 
 async def leave(connection: driver.Fetching, found: Settings, hinted: set[str]) -> None:
@@ -347,7 +469,7 @@ def _asyncpg(connection: object) -> AsyncpgConnection:
         raise unknown(connection)
     known: _Endable = connection
     if not known.is_in_transaction():
-        raise errors.InvalidInput("connection", _NO_TRANSACTION)
+        raise errors.InvalidInput("connection", CLOSED if known.is_closed() else _NO_TRANSACTION)
     # Behind that of a pool, which cannot be asked anything once it is given back.
     own: _Endable = getattr(connection, "_con", connection)
     return AsyncpgConnection(own, getattr(own, "_protocol", None))
@@ -358,6 +480,8 @@ def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:
     rows = importlib.import_module("psycopg.rows")
     if not isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
         raise unknown(connection)
+    if connection.closed and not connection.broken:
+        raise errors.InvalidInput("connection", CLOSED)
     idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     if connection.autocommit and idle:
         raise errors.InvalidInput("connection", _NO_TRANSACTION)
@@ -374,6 +498,10 @@ def _psycopg2(connection: object) -> Psycopg2Connection:
     extensions = importlib.import_module("psycopg2.extensions")
     if not isinstance(connection, psycopg2.extensions.connection):
         raise unknown(connection)
+    if connection.closed:
+        if connection.closed == _PSYCOPG2_CLOSED:
+            raise errors.InvalidInput("connection", CLOSED)
+        raise errors.Transport(driver.BACKEND, _LOST, kind=errors.BackendErrorKind.TRANSPORT)
     idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
     if connection.autocommit and idle:
         raise errors.InvalidInput("connection", _NO_TRANSACTION)

@@ -168,6 +168,7 @@ _READ_ONLY: Final = "25006"
 # Whatever is asked: the server has no room, memory or connection left, or its disk fails.
 _IN_TROUBLE: Final = ("53", "58")
 _LOCK_TIMEOUT: Final = "55P03"
+ONLY_READS: Final = "the server only reads: it is a standby, or a failover made it one"
 _WORDS: Final = {
     "53100": "the disk of the server is full; make room there",
     "53200": "the server is out of memory",
@@ -177,7 +178,7 @@ _WORDS: Final = {
     "57P03": "the server is starting or stopping",
     _LOCK_TIMEOUT: "another transaction keeps locked what this needs, perhaps a fence, and"
     " is still open; try again once it has ended",
-    _READ_ONLY: "the server only reads: it is a standby, or a failover made it one",
+    _READ_ONLY: ONLY_READS,
 }
 """What people should know beside the server's own message."""
 _INVALID_PLAN: Final = "0A000"
@@ -241,6 +242,11 @@ def demoted(error: BaseException) -> bool:
     return sqlstate(error) == _READ_ONLY
 
 
+def about_data(state: str) -> bool:
+    """Whether what was to be stored is refused, however often it is tried."""
+    return state.startswith(_ABOUT_DATA)
+
+
 def lock_timed_out(error: BaseException) -> bool:
     """Whether a lock did not come in time."""
     return sqlstate(error) == _LOCK_TIMEOUT
@@ -266,7 +272,7 @@ def translate(error: Exception, server: str) -> Exception:
         return Transport(BACKEND, detail, kind=BackendErrorKind.BUSY_LOADING)
     if state == _READ_ONLY:
         return Transport(BACKEND, detail, kind=BackendErrorKind.CLUSTER)
-    if state.startswith(_ABOUT_DATA):
+    if about_data(state):
         return NotStorable(BACKEND, detail)
     if state.startswith("28"):
         return Transport(BACKEND, detail, kind=BackendErrorKind.AUTH)

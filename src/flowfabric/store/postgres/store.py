@@ -156,6 +156,8 @@ class PostgresStore(HintingStore):
             ),
             listen_url=listen_url,
         )
+        self._database: caller_connections.Database | None = None
+        """Ours, with which connections of callers are compared."""
         self._exchange = HintExchange(self._board, self._connections)
         self._events = EventLog(self.execute_alone, self._event_writers)
 
@@ -165,6 +167,7 @@ class PostgresStore(HintingStore):
             try:
                 async with self._connections.acquire() as connection:
                     check(load(MIGRATIONS), await read_ledger(connection))
+                    self._database = await caller_connections.read_database(connection)
             except BaseException:
                 await self._connections.close()
                 raise
@@ -194,13 +197,22 @@ class PostgresStore(HintingStore):
         return await self._retried(once)
 
     def transact_apart(self, body: base.Body[T]) -> T:
+        async def transact(connection: driver.Connection) -> T:
+            try:
+                return await self._transact_on(connection, body, None)
+            except _Stale as stale:
+                raise stale.__cause__ or stale from None
+
+        return self._apart(transact)
+
+    def _apart(self, work: Callable[[driver.Connection], Awaitable[T]]) -> T:
+        """Run `work` on a connection of its own, on the calling thread."""
+
         async def once() -> T:
             async with self._translated():
                 connection = await self._connections.connect()
                 try:
-                    return await self._transact_on(connection, body, None)
-                except _Stale as stale:
-                    raise stale.__cause__ or stale from None
+                    return await work(connection)
                 finally:
                     await connection.close(timeout=pool.ROLLBACK_TIMEOUT_S)
 
@@ -221,27 +233,37 @@ class PostgresStore(HintingStore):
     async def transact_on(
         self, connection: object, body: base.Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with caller_connections.outage_told():
-            return await self._join(
-                caller_connections.joined(await unwrap(connection)), body, lock_wait_ms
-            )
+        with caller_connections.OurWords() as said:
+            said.connection = theirs = caller_connections.joined(await unwrap(connection))
+            return await self._join(theirs, body, lock_wait_ms, self._read_database)
 
     def transact_on_sync(
         self, connection: object, body: base.Body[T], *, lock_wait_ms: int | None = None
     ) -> T:
-        with caller_connections.outage_told():
-            return base.drive(
-                self._join(
-                    caller_connections.joined_sync(unwrap_sync(connection)), body, lock_wait_ms
-                )
-            )
+        async def apart() -> caller_connections.Database:
+            return self._apart(caller_connections.read_database)
+
+        with caller_connections.OurWords() as said:
+            said.connection = theirs = caller_connections.joined_sync(unwrap_sync(connection))
+            return base.drive(self._join(theirs, body, lock_wait_ms, apart))
 
     async def _join(
-        self, theirs: driver.Fetching, body: base.Body[T], lock_wait_ms: int | None = None
+        self,
+        theirs: driver.Fetching,
+        body: base.Body[T],
+        lock_wait_ms: int | None,
+        read_ours: Callable[[], Awaitable[caller_connections.Database]],
     ) -> T:
         connection = caller_connections.answering(theirs, lock_wait_ms)
         transaction = PostgresTransaction(connection, self._clock)
-        found = await caller_connections.enter(connection, lock_wait_ms)
+        if self._database is None:
+            self._database = await read_ours()
+        found = await caller_connections.look(connection, self._database)
+        if found.database != self._database:
+            # Ours may have been made again, as from a backup.
+            self._database = await read_ours()
+            self._database.check_same(found.database)
+        await caller_connections.enter(connection, found, lock_wait_ms)
         try:
             async with caller_connections.whole(connection):
                 result = await body(transaction)
@@ -251,6 +273,13 @@ class PostgresStore(HintingStore):
             raise
         await caller_connections.leave(connection, found, transaction.hinted)
         return result
+
+    async def _read_database(self) -> caller_connections.Database:
+        async def once() -> caller_connections.Database:
+            async with self._connections.acquire() as connection, self._scope(connection):
+                return await caller_connections.read_database(connection)
+
+        return await self._retried(once)
 
     async def read(self, body: base.ReadBody[T]) -> T:
         async def once() -> T:

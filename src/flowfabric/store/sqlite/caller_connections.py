@@ -8,11 +8,14 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Final, TypeVar
 
 from flowfabric.errors import FlowFabricError, InvalidInput
-from flowfabric.store.caller_connections import unknown
-from flowfabric.store.sqlite.connection import MEMORY
+from flowfabric.store.caller_connections import CLOSED, ONLY_READS, unknown
+from flowfabric.store.sqlite.connection import MEMORY, only_reads, why_not
+
+_NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
 
 T = TypeVar("T")
 
@@ -21,7 +24,12 @@ async def on_its_thread(connection: object, work: Callable[[sqlite3.Connection],
     """Run something on the thread of an aiosqlite connection."""
     # It offers no other way to run more than one statement of ours.
     run: Callable[[Callable[[], T]], Awaitable[T]] | None = getattr(connection, "_execute", None)
-    own: object = getattr(connection, "_conn", None)
+    try:
+        own: object = getattr(connection, "_conn", None)
+    except ValueError:
+        own = None
+    if own is None and run is not None:
+        raise InvalidInput("connection", CLOSED)
     if run is None or not isinstance(own, sqlite3.Connection):
         raise unknown(connection)
     return await run(partial(work, own))
@@ -32,25 +40,38 @@ def joined(connection: object, path: str) -> Iterator[sqlite3.Connection]:
     """The connection, checked to be on the file at `path`, while we use it."""
     if not isinstance(connection, sqlite3.Connection):
         raise unknown(connection)
-    _check_same_file(connection, path)
-    if connection.isolation_level is None and not connection.in_transaction:
-        raise InvalidInput("connection", "has no open transaction to take part in; begin one first")
-    row_factory, connection.row_factory = connection.row_factory, None
-    try:
+    with _plain(connection):
+        _check_same_file(connection, path)
+        if connection.isolation_level is None and not connection.in_transaction:
+            raise InvalidInput("connection", _NO_TRANSACTION)
         with _whole(connection):
-            _be_the_writer(connection)
+            _be_the_writer(connection, path)
             yield connection
+
+
+@contextmanager
+def _plain(connection: sqlite3.Connection) -> Iterator[None]:
+    """Have rows and texts returned as they are, whatever the program would have."""
+    row_factory, text_factory = connection.row_factory, connection.text_factory
+    connection.row_factory, connection.text_factory = None, str
+    try:
+        yield
     finally:
-        connection.row_factory = row_factory
+        connection.row_factory, connection.text_factory = row_factory, text_factory
 
 
-def _be_the_writer(connection: sqlite3.Connection) -> None:
+def _be_the_writer(connection: sqlite3.Connection, path: str) -> None:
     """Wait for our turn to write before reading anything.
 
     A transaction that reads first and then writes is refused without waiting if another process
     wrote in between. A plain `begin` takes its turn with the first statement that can write.
     """
-    connection.execute("update deployment set created_at_ms = created_at_ms where false")
+    try:
+        connection.execute("update deployment set created_at_ms = created_at_ms where false")
+    except sqlite3.OperationalError as error:
+        if only_reads(error) and why_not(Path(path).absolute()) is None:
+            raise InvalidInput("connection", ONLY_READS) from error
+        raise
 
 
 @contextmanager
@@ -73,11 +94,19 @@ def _whole(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("release savepoint flowfabric")
 
 
+def _refused(error: sqlite3.ProgrammingError) -> InvalidInput:
+    """What `sqlite3` lets nobody do: use a closed connection, or one of another thread."""
+    closed = "closed" in str(error)
+    return InvalidInput("connection", CLOSED if closed else f"cannot be used: {error}")
+
+
 def _check_same_file(connection: sqlite3.Connection, path: str) -> None:
     if path == MEMORY:
         raise InvalidInput("connection", "a database in memory cannot be shared; use a file")
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    files = [row[2] for row in cursor.execute("pragma database_list") if row[1] == "main"]
+    try:
+        listed = connection.execute("pragma database_list").fetchall()
+    except sqlite3.ProgrammingError as error:
+        raise _refused(error) from error
+    files = [row[2] for row in listed if row[1] == "main"]
     if not files or not files[0] or not os.path.samefile(files[0], path):
         raise InvalidInput("connection", f"is not on the file {path}")

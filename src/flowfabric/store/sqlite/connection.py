@@ -42,6 +42,10 @@ def in_trouble(error: BaseException) -> bool:
     return isinstance(error, sqlite3.Error) and _code(error) & _PRIMARY_CODE in _TROUBLE
 
 
+def only_reads(error: sqlite3.Error) -> bool:
+    return _code(error) & _PRIMARY_CODE == sqlite3.SQLITE_READONLY
+
+
 def translate(error: BaseException) -> BaseException:
     """The error of ours that an SQLite error stands for; any other error as it is."""
     if not isinstance(error, sqlite3.Error):
@@ -75,7 +79,7 @@ def translate_opening(error: sqlite3.Error, path: str) -> BaseException:
     What an operator has to mend is no outage that passes by itself.
     """
     if _code(error) & _PRIMARY_CODE in _NOT_OPENED:
-        reason = _why_not(Path(path).absolute())
+        reason = why_not(Path(path).absolute())
         if reason is not None:
             return errors.Unavailable(BACKEND, f"{path} cannot be opened: {reason}")
     ours = translate(error)
@@ -84,7 +88,8 @@ def translate_opening(error: sqlite3.Error, path: str) -> BaseException:
     return ours
 
 
-def _why_not(path: Path) -> str | None:
+def why_not(path: Path) -> str | None:
+    """What keeps this process from opening a file and writing to it, in words."""
     folder = path.parent
     if not folder.is_dir():
         return f"there is no directory {folder}; create it"
