@@ -37,6 +37,7 @@ from flowfabric.errors import (
     Transport,
     Unauthorized,
     Unavailable,
+    WaitpointClosed,
     WaitpointNotFound,
     WrongSignalName,
 )
@@ -102,6 +103,7 @@ __all__ = [
     "Transport",
     "Unauthorized",
     "Unavailable",
+    "WaitpointClosed",
     "WaitpointNotFound",
     "WorkerSettings",
     "WrongSignalName",
