@@ -48,6 +48,8 @@ PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
 AFTER_ERROR_S: Final = 0.5
 """How long a reader that waits for something pauses after an error."""
+LATELY_S: Final = 60.0
+"""How long after an outage handlers may still report that they met it."""
 CHAIN_MAX: Final = 20
 """Exceptions looked through for the one that the others follow from."""
 
@@ -178,6 +180,14 @@ class Outages:
                 return
             self._away -= 1
         log.warning("%s answers again, after %.1f s", database, seen.answered_at_s - since_s)
+
+    def told_lately(self) -> bool:
+        """Whether the log tells of an outage that lasts, or was over a moment ago."""
+        now_s = time.monotonic()
+        with self._lock:
+            return self._away > 0 or any(
+                0 < seen.failed_at_s > now_s - LATELY_S for seen in self._seen.values()
+            )
 
 
 OUTAGES: Final = Outages()

@@ -57,6 +57,22 @@ async def test_a_delay_sets_the_attempt_aside_until_a_time(
     ]
 
 
+async def test_why_tells_the_reason_of_a_delay_that_has_one(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    running = await given.running()
+    until_ms = clock.now_ms() + 5_000
+    await engine.delay(running.handle, until_ms, why="budget team has no room")
+    told = await engine.explain_execution(running.execution_id)
+    assert told.sentence.startswith("It waits 5.0s more (delay). It was put aside: budget team has")
+    assert told.detail == {"delay_until_ms": until_ms, "blocking_reason": "waiting_for_delay"}
+    again = await given.running()
+    await engine.delay(again.handle, until_ms)
+    assert (await engine.explain_execution(again.execution_id)).sentence == (
+        "It waits 5.0s more (delay)."
+    )
+
+
 async def test_who_depends_on_nothing_waits_for_children_no_longer_than_it_takes(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

@@ -143,10 +143,15 @@ class FaultyEngine(Engine):
         return await self.word(lambda: saying(checked))
 
     async def delay(
-        self, handle: Handle | bytes, delay_until_ms: int, *, begun: bool = True
+        self,
+        handle: Handle | bytes,
+        delay_until_ms: int,
+        *,
+        begun: bool = True,
+        why: str | None = None,
     ) -> Delayed:
         saying = super().delay
-        return await self.word(lambda: saying(handle, delay_until_ms, begun=begun))
+        return await self.word(lambda: saying(handle, delay_until_ms, begun=begun, why=why))
 
     async def await_executions(
         self, handle: Handle | bytes, execution_ids: Sequence[str], *, until_ms: int | None = None

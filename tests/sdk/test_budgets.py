@@ -458,6 +458,23 @@ async def test_a_run_may_wait_for_room_without_holding_its_worker(waiting_app: A
     assert await books(waiting_app) == (10, 0)
 
 
+async def test_a_run_that_has_found_no_room_names_the_budget_from_the_first_moment() -> None:
+    async with testing.engine() as app:
+
+        @app.task
+        async def work(ctx: Context) -> str:
+            async with ctx.reserve("team", tokens=9, wait=True):
+                return "done"
+
+        await app.budgets.create("team", hard={"tokens": 10})
+        await app.budgets.report("team", {"tokens": 8})
+        run = await app.submit(work)
+        await app.drain()
+        assert (await run.why()).sentence.endswith(
+            "It was put aside: budget team has no room for 9 tokens: 8 of 10 used."
+        )
+
+
 def test_code_without_an_event_loop_reports_too(store_url: str) -> None:
     app = App(store_url)
     blocking = app.blocking

@@ -6,7 +6,7 @@ import pytest
 
 from flowfabric import errors
 from flowfabric.batching import NO_ITEMS_FAULT
-from flowfabric.outages import ASK_AGAIN, Outages, is_outage, outage_behind
+from flowfabric.outages import ASK_AGAIN, LATELY_S, Outages, is_outage, outage_behind
 
 KINDS = errors.BackendErrorKind
 
@@ -80,3 +80,16 @@ def test_a_connection_that_cannot_be_asked_hides_no_outage_and_makes_none(
     error = ValueError("mine")
     error.__cause__ = cause
     assert outage_behind(error, fails) is (cause is AWAY)
+
+
+def test_what_the_log_has_told_need_not_be_said_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outages, asked_at_s = Outages(), time.monotonic()
+    assert not outages.told_lately()
+    outages.failed("it", errors.Transport("x", "", kind=KINDS.TRANSPORT), asked_at_s)
+    assert outages.told_lately()
+    outages.answered("it", time.monotonic())
+    assert outages.told_lately()
+    monkeypatch.setattr(time, "monotonic", lambda: asked_at_s + LATELY_S + 1)
+    assert not outages.told_lately()

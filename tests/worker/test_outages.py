@@ -14,9 +14,11 @@ import psycopg2
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from flowfabric import App, Context
+from flowfabric import App, Context, testing
 from flowfabric.core.states import PublicState
-from flowfabric.errors import ExecutionFailed
+from flowfabric.errors import BackendErrorKind, ExecutionFailed, Transport
+from flowfabric.outages import Outages
+from flowfabric.worker import attempt
 from tests.apps import working
 from tests.silence import Network
 
@@ -420,3 +422,25 @@ async def test_a_full_disk_under_a_submission_does_not_count_against_the_run(
             await operator.execute("drop trigger full_disk on flowfabric.execution")
             await run.result(timeout="20s")
         assert (await run.snapshot()).total_attempt_count == 1
+
+
+async def test_a_run_that_met_an_outage_the_log_does_not_tell_of_says_which(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attempt, "OUTAGES", Outages())
+    async with testing.engine() as app:
+
+        @app.task
+        async def work(ctx: Context) -> None:
+            raise Transport("postgres", "it only reads", kind=BackendErrorKind.CLUSTER)
+
+        run = await app.submit(work)
+        await app.drain()
+        assert await run.state() is PublicState.DELAYED
+        assert (await run.snapshot()).retry_count == 0
+        met = "Transport: transport (postgres): it only reads"
+        told = f"It was put aside: it met an outage, which is no failure, and runs again: {met}."
+        assert (await run.why()).sentence.endswith(told)
+    assert [(each.levelno, each.getMessage()) for each in caplog.records] == [
+        (logging.WARNING, f"met an outage, and runs again: {met}")
+    ]

@@ -14,6 +14,7 @@ from flowfabric.core.flow_records import JoinRecord
 from flowfabric.core.gates import GateFacts
 from flowfabric.core.ids import ExecutionId, uuid_of
 from flowfabric.core.leases import lease_is_dead
+from flowfabric.core.parking import PUT_ASIDE
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Execution, FailedStep, Lane
 from flowfabric.core.situations import Hold, held_by, resumes
@@ -372,6 +373,8 @@ def _delayed(execution: Execution, around: Surroundings) -> Reason:
         last = execution.current_attempt_index + 1
         why = in_words(execution.pending_retry_reason or "", execution.policy)
         sentence += f" Try {last} failed{where}: {why}."
+    if (execution.blocking_detail or "").startswith(PUT_ASIDE):
+        sentence += f" It was {execution.blocking_detail}."
     detail = {"delay_until_ms": until, "blocking_reason": execution.blocking_reason}
     return Cause.NO_WORKER if nobody else Cause.DELAYED, sentence, detail | failed
 

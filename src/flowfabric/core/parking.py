@@ -13,7 +13,8 @@ from typing import Final
 from msgspec import structs
 
 from flowfabric.core import states
-from flowfabric.core.checks import and_more
+from flowfabric.core.bounds import TEXT_BYTES_MAX
+from flowfabric.core.checks import and_more, shorten
 from flowfabric.core.decisions import (
     NO_LEASE,
     UNBLOCKED,
@@ -35,6 +36,8 @@ from flowfabric.errors import NotFound
 
 WORKER_DELAY: Final = "worker_delay"
 WAITING_CHILDREN: Final = "waiting_children"
+PUT_ASIDE: Final = "put aside: "
+"""What the detail of a delay begins with whose reason people should know."""
 AWAITS_ITS_TURN: Final = (
     "on its last chance after its worker has died; a worker takes one such at a time"
 )
@@ -108,21 +111,26 @@ def decide_delay(
     timing: Timing,
     *,
     begun: bool = True,
+    why: str | None = None,
 ) -> Decision[Delayed]:
     """Put the attempt aside until a time. A time in the past is due at once.
 
-    One that has not `begun` has not got on either: deaths of its workers still count.
+    One that has not `begun` has not got on either: deaths of its workers still count. People who
+    ask for the reason are told `why`.
     """
     execution = subject.execution
     answer = Delayed(execution_id=execution.execution_id, public_state=states.PublicState.DELAYED)
     if already_parked(subject, fence, WORKER_DELAY):
         return Decision(answer=answer)
     check_fence(subject, fence, timing.now_ms)
+    detail = f"delayed until {delay_until_ms}" if begun else AWAITS_ITS_TURN
+    if why is not None:
+        detail = shorten(f"{PUT_ASIDE}{why}", TEXT_BYTES_MAX)
     changes = park(
         subject,
         WORKER_DELAY,
         timing.now_ms,
-        into(Situation.PARKED, f"delayed until {delay_until_ms}" if begun else AWAITS_ITS_TURN),
+        into(Situation.PARKED, detail),
         delay_until_ms=delay_until_ms,
         worker_deaths=0 if begun else execution.worker_deaths,
     )

@@ -27,19 +27,26 @@ AWAITED_MAX = 1_000
 
 class ParkingOperations(shell.Group):
     async def delay(
-        self, handle: Handle | bytes, delay_until_ms: int, *, begun: bool = True
+        self,
+        handle: Handle | bytes,
+        delay_until_ms: int,
+        *,
+        begun: bool = True,
+        why: str | None = None,
     ) -> results.Delayed:
         """Release the worker until a time; the same attempt continues then.
 
-        With `begun=False` for one that was not begun: deaths of its workers still count.
+        With `begun=False` for one that was not begun: deaths of its workers still count. `why` is
+        what people are told who ask why it is not running.
         """
         opened = self.shell.open_handle(handle)
         checks.check_time("delay_until_ms", delay_until_ms)
         checks.check_bool("begun", begun)
+        checks.check_optional_text("why", why, bytes_max=TEXT_BYTES_MAX)
         return await self.shell.decide_held(
             opened,
             lambda subject, fence, timing: parking.decide_delay(
-                subject, fence, delay_until_ms, timing, begun=begun
+                subject, fence, delay_until_ms, timing, begun=begun, why=why
             ),
         )
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
 from enum import StrEnum
 from functools import partial
+from operator import itemgetter
 from types import CoroutineType
 from typing import Final, Protocol
 
@@ -33,7 +34,7 @@ from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.engine.waitpoints import PastRuns, claimed_progress
 from flowfabric.inputs import JSON_WITH_INPUTS, fill_in
 from flowfabric.logs import open_log
-from flowfabric.outages import level_of, outage_behind, statements_within
+from flowfabric.outages import OUTAGES, level_of, outage_behind, statements_within
 from flowfabric.task import Arguments, Bound, Task
 from flowfabric.worker import failures
 from flowfabric.worker.blame import blamed
@@ -58,7 +59,7 @@ OUTAGE_PAUSE_MS: Final = 1_000
 async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
     """Release the worker until what the branches of the handler wait for has happened."""
     handle, waits = lease.handle, parking.waits
-    until_ms = min(waits.until_ms, default=None)
+    until_ms, why = min(waits.until_ms, key=itemgetter(0), default=(None, None))
     if parking.mismatch is not None:
         await block(engine, lease, parking.mismatch)
     elif waits.pause is not None:
@@ -74,7 +75,7 @@ async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
             await engine.delay(handle, lease.store_now_ms())
     else:
         assert until_ms is not None
-        await engine.delay(handle, until_ms)
+        await engine.delay(handle, until_ms, why=why)
 
 
 async def _suspend(engine: Engine, lease: HeldLease, pause: Pause) -> None:
@@ -112,9 +113,11 @@ async def expire(engine: Engine, lease: HeldLease) -> None:
         await asyncio.sleep(TIMEOUT_GRACE_S)
 
 
-async def retry_after_outage(engine: Engine, lease: HeldLease) -> None:
+async def retry_after_outage(engine: Engine, lease: HeldLease, met: str) -> None:
     """Run again in a moment: no trouble of the database counts against a run."""
-    await engine.delay(lease.handle, lease.store_now_ms() + OUTAGE_PAUSE_MS)
+    why = f"it met an outage, which is no failure, and runs again: {met}"
+    until_ms = lease.store_now_ms() + OUTAGE_PAUSE_MS
+    await engine.delay(lease.handle, until_ms, why=shorten(why, TEXT_BYTES_MAX))
 
 
 Middleware = Callable[[Context, Callable[[], Awaitable[object]]], Awaitable[object]]
@@ -510,8 +513,11 @@ class RunningAttempt:
     def _failed(self, error: BaseException) -> ReportCall:
         if outage_behind(error, self.lease.broken_by):
             # No trouble of the database counts against a run.
-            log.info("met an outage, and runs again: %s", error, extra=self.lease.log_fields)
-            return partial(retry_after_outage, self._shared.engine, self.lease)
+            # The log has told of the outage of an app's database, but of no other.
+            level = logging.INFO if OUTAGES.told_lately() else logging.WARNING
+            met = f"{type(error).__name__}: {failures.text_of(error)}"
+            log.log(level, "met an outage, and runs again: %s", met, extra=self.lease.log_fields)
+            return partial(retry_after_outage, self._shared.engine, self.lease, met)
         if isinstance(error, errors.CodecFailed) and error.decoding:
             error = unfitting(error)
         if isinstance(error, errors.CodeMismatch):

@@ -22,6 +22,7 @@ from flowfabric.core.budgets import (
     SoftBreach,
     UsageAlreadyApplied,
     UsageCounted,
+    describe_breach,
     describe_soft,
     never_fits,
 )
@@ -124,7 +125,8 @@ class BudgetHold:
                     break
                 # After a moment it waits for the budget, like runs that have not started yet.
                 wake_at_ms = services.lease.store_now_ms() + WAIT_MS
-                await services.parking.until(wake_at_ms, WAIT_MS / 1_000)
+                why = describe_breach(self._budget, outcome, self.amounts)
+                await services.parking.until(wake_at_ms, WAIT_MS / 1_000, why=why)
                 services.check()
                 outcome = await self._post(request)
             if isinstance(outcome, UsageAlreadyApplied):

@@ -44,7 +44,8 @@ class LongWaits:
     __slots__ = ("executions", "mismatches", "pause", "stopped", "until_ms")
 
     def __init__(self) -> None:
-        self.until_ms: list[int] = []
+        self.until_ms: list[tuple[int, str | None]] = []
+        """The times that are waited for, each with the reason people are told."""
         self.executions: list[ExecutionId] = []
         self.pause: Pause | None = None
         self.mismatches: list[CodeMismatch] = []
@@ -143,18 +144,18 @@ class Parking:
         self._look = None
         self.moved()
 
-    async def until(self, time_ms: int, for_s: float) -> None:
+    async def until(self, time_ms: int, for_s: float, *, why: str | None = None) -> None:
         """Stop here until a time, which is in `for_s`: the handler is unwound and runs again.
 
         Returns if it is not parked by then.
         """
         self.check_free()
-        self.waits.until_ms.append(time_ms)
+        self.waits.until_ms.append((time_ms, why))
         try:
             await self.stop_here(for_s)
         finally:
             if not self._decided:
-                self.waits.until_ms.remove(time_ms)
+                self.waits.until_ms.remove((time_ms, why))
 
     async def until_ended(self, execution_id: ExecutionId) -> None:
         """Stop here until another execution has ended.
