@@ -139,6 +139,23 @@ def check_options(keywords: Mapping[str, object]) -> Options:
     return options
 
 
+def check_names_one(calls: Sequence[Call[object]], options: Options) -> None:
+    """Refuse one key or id for several calls: all but the first would never run."""
+    if len(calls) <= 1:
+        return
+    for field, name in (
+        ("idempotency_key", options.idempotency_key),
+        ("execution_id", options.execution_id),
+    ):
+        if name is not None:
+            raise errors.InvalidInput(
+                field,
+                f"belongs to one run, and there are {len(calls)} calls; submit each by itself,"
+                " under a name of its own",
+                name,
+            )
+
+
 def request_of(
     call: Call[object], options: Options, namespace: str, *, limited: bool = True
 ) -> NewExecution:
@@ -248,6 +265,7 @@ class Submissions:
         parent: ExecutionId | None = None,
     ) -> list[Checked]:
         """Check the calls; what they have in common is checked once."""
+        check_names_one(calls, options)
         shared = {
             task: self._check_terms(task, namespace, options)
             if options.has_terms

@@ -61,8 +61,10 @@ def test_many_threads_share_it(app: App) -> None:
     for thread in threads:
         thread.join()
     assert len(set(ids)) == 20
-    runs = app.blocking.submit_many([greet("a"), greet("b")], idempotency_key="same")
-    assert len({run.execution_id for run in runs}) == 1
+    runs = app.blocking.submit_many([greet("a"), greet("b")])
+    assert len({run.execution_id for run in runs}) == 2
+    with pytest.raises(InvalidInput, match=r"^idempotency_key: belongs to one run"):
+        app.blocking.submit_many([greet("a"), greet("b")], idempotency_key="same")
 
 
 def test_it_can_be_closed_and_used_again(app: App) -> None:

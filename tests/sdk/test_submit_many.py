@@ -92,10 +92,25 @@ async def test_one_bad_call_among_many_is_refused_before_anything_is_stored(shop
         assert await shop.engine.claim(worker_id="w", worker_instance_id="w-1") is None
 
 
-async def test_calls_that_share_a_key_are_one_run(shop: App) -> None:
+@pytest.mark.parametrize("options", [{"idempotency_key": "k"}, {"execution_id": "mine"}])
+async def test_one_key_or_id_for_several_calls_is_refused_before_anything_is_stored(
+    shop: App, options: SubmitOptions
+) -> None:
     async with shop:
         pack, send = shop.tasks["pack"], shop.tasks["send"]
-        runs = await shop.submit_many([pack(1), send("a"), pack(1)], idempotency_key="k")
-        named = await shop.submit_many([pack(1), pack(2)], execution_id="mine")
-        assert len({run.execution_id for run in runs}) == 1
-        assert named[0].execution_id == named[1].execution_id
+        ((field, name),) = options.items()
+        refusal = f"^{field}: belongs to one run, and there are 2 calls; .* \\(got {name!r}\\)$"
+        for calls in ([pack(1), pack(2)], [pack(1), send("a")], [pack(1), pack(1)]):
+            with pytest.raises(InvalidInput, match=refusal):
+                await shop.submit_many(calls, **options)
+        assert await shop.engine.claim(worker_id="w", worker_instance_id="w-1") is None
+
+
+@pytest.mark.parametrize("options", [{"idempotency_key": "k"}, {"execution_id": "mine"}])
+async def test_one_call_alone_may_have_a_key_or_an_id(shop: App, options: SubmitOptions) -> None:
+    async with shop:
+        pack = shop.tasks["pack"]
+        (first,) = await shop.submit_many([pack(1)], **options)
+        (again,) = await shop.submit_many([pack(1)], **options)
+        assert await shop.submit_many([], **options) == []
+        assert first.execution_id == again.execution_id
