@@ -60,7 +60,7 @@ async def register(
     await tx.insert_new(
         [structs.replace(each.new(), closed=each.owner_id in closed) for each in new]
     )
-    tx.hint(GATES_TOPIC)
+    tx.announce(GATES_TOPIC)
 
 
 def _owners(names: Iterable[gates.GateName], kind: gates.GateOwner) -> list[Key]:
@@ -81,7 +81,7 @@ async def attach_to_routes(tx: Transaction, routes: Mapping[int, tuple[str, str,
         names=[split_kind(kind)[0] for _, (_, _, kind) in listed],
     )
     if limited:
-        tx.hint(GATES_TOPIC)
+        tx.announce(GATES_TOPIC)
 
 
 async def attach_budget(tx: Transaction, budget: Budget) -> None:

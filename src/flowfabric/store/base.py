@@ -226,6 +226,11 @@ class Transaction(Saving, Protocol):
         Others are left alone."""
         ...
 
+    def announce(self, topic: str) -> None:
+        """Hint a topic that nobody asks about again soon: other processes hear of it with the
+        commit, even if this one ends at once. That costs a statement."""
+        ...
+
     def broken_by(self, error: BaseException) -> bool:
         """Whether this error means that the database went away before the commit.
 
@@ -456,11 +461,17 @@ class KnownRows:
 
     def __init__(self) -> None:
         self.hinted: set[str] = set()
+        self.announced: set[str] = set()
+        """Those of them that the commit has to carry."""
         self._loaded: dict[Place, Record] = {}
         self._absent: set[Place] = set()
 
     def hint(self, topic: str) -> None:
         self.hinted.add(topic)
+
+    def announce(self, topic: str) -> None:
+        self.hinted.add(topic)
+        self.announced.add(topic)
 
     def note_absent(self, record: type[Record], keys: Sequence[Key]) -> None:
         self._absent.update((record, key) for key in keys)

@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from flowfabric import connect
+from flowfabric import App, Limit, connect
 from flowfabric.core.conditions import ByName, Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.decisions import Changes
+from flowfabric.engine.gates import GATES_TOPIC
 from flowfabric.engine.topics import COMPLETION_TOPIC
 from flowfabric.errors import Transport
 from flowfabric.outages import statements_within
@@ -23,6 +24,7 @@ from tests.silence import Network
 from tests.store.records import a_lane, change_postgres
 
 SHORT_S = 0.5
+READY = "ready:default"
 LISTENERS = """
 select pg_terminate_backend(pid) from pg_stat_activity
  where datname = current_database() and query ilike 'listen%'
@@ -75,6 +77,48 @@ async def test_a_submission_after_a_rest_brings_its_hint_along(
             await engine.create_execution(work)
             assert await listener.wait(60)
             assert apart == []
+
+
+async def test_the_first_run_under_a_limit_is_announced_by_what_commits(
+    postgres_store: PostgresStore,
+    postgres_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who submits may end at once, and no idle worker asks again soon whether there are limits."""
+    apart, app = list[object](), App(postgres_database)
+
+    @app.task(limits=[Limit("provider", concurrency=5)])
+    async def ask(prompt: str) -> None: ...
+
+    with postgres_store.hints([GATES_TOPIC]) as gates, postgres_store.hints([READY]) as ready:
+        await until_live(postgres_store, gates)
+        await until_live(postgres_store, ready)
+        monkeypatch.setattr(HintExchange, "_notify", noting(apart))
+        async with app:
+            await app.submit(ask, "x")
+            assert await gates.wait(60)
+            assert await ready.wait(60)
+            assert apart == []
+
+
+async def test_what_is_being_sent_when_a_store_closes_arrives(
+    postgres_store: PostgresStore, other_store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sending, send = asyncio.Event(), HintExchange._notify
+
+    async def slowly(exchange: HintExchange, topics: set[str]) -> None:
+        if not sending.is_set():
+            sending.set()
+            await asyncio.sleep(3_600)
+        await send(exchange, topics)
+
+    with postgres_store.hints(["lanes"]) as listener:
+        await until_live(postgres_store, listener)
+        monkeypatch.setattr(HintExchange, "_notify", slowly)
+        other_store.hint("lanes")
+        await sending.wait()
+        await other_store.close()
+        assert await listener.wait(60)
 
 
 async def test_a_signal_after_a_rest_brings_its_hint_along(

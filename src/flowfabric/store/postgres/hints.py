@@ -2,8 +2,9 @@
 
 A NOTIFY makes committing transactions queue up, so it is seldom part of one: a
 background task sends the topics of many transactions in one message, once
-in a hundredth of a second. Only the first after a rest travels with the statement
-that commits, when no other queues. Losing one costs a poll.
+in a hundredth of a second. The first after a rest travels with the statement that
+commits, when no other queues, and so does what a transaction announces. Losing one
+costs a poll.
 
 Behind a transaction-mode pooler LISTEN succeeds and nothing ever arrives. So a
 new listening connection proves itself first: a message sent through the pool
@@ -47,6 +48,7 @@ _NOTIFY: Final = (
     "select set_config('synchronous_commit', 'off', true), pg_notify($1, payload)"
     " from unnest($2::text[]) as payload"
 )
+ANNOUNCE: Final = "select pg_notify($1, payload) from unnest($2::text[]) as payload"
 _PROOF: Final = "?"
 
 # A hint may be lost. Whatever is wrong with the database, the next operation says so.
@@ -112,6 +114,10 @@ class HintExchange:
             self._outgoing |= outgoing
             self._has_outgoing.set()
 
+    def payloads(self, topics: set[str]) -> list[str]:
+        """Messages of this process, for a transaction to send with its commit."""
+        return hint_payloads(self._origin, topics)
+
     def take_along(self, topics: Collection[str]) -> str | None:
         """A message for a statement to send when it commits; None if it had better not.
 
@@ -139,8 +145,13 @@ class HintExchange:
             self._has_outgoing.clear()
             topics, self._outgoing = self._outgoing, set()
             self._rests_from_s = time.monotonic() + SEND_INTERVAL_S
-            with suppress(*_EXPECTED):
-                await self._notify(topics)
+            try:
+                with suppress(*_EXPECTED):
+                    await self._notify(topics)
+            except asyncio.CancelledError:
+                # `stop` sends it, perhaps once more.
+                self._outgoing |= topics
+                raise
             self._rests_from_s = time.monotonic() + SEND_INTERVAL_S
 
     async def _notify(self, topics: set[str]) -> None:

@@ -25,8 +25,8 @@ from flowfabric.store.hints import HintingStore, topics_in
 from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
 from flowfabric.store.postgres import caller_connections, driver, pool
 from flowfabric.store.postgres.events import WRITERS, EventLog
-from flowfabric.store.postgres.hints import HintExchange
-from flowfabric.store.postgres.statements import CLOCK_MS, SCHEMA
+from flowfabric.store.postgres.hints import ANNOUNCE, HintExchange
+from flowfabric.store.postgres.statements import CHANNEL, CLOCK_MS, SCHEMA
 from flowfabric.store.postgres.transaction import (
     STATEMENTS,
     Interfered,
@@ -340,8 +340,12 @@ class PostgresStore(HintingStore):
         transaction = PostgresTransaction(connection, self._clock)
         async with self._transaction(connection, lock_wait_ms):
             result = await body(transaction)
-        if transaction.hinted:
-            self._exchange.publish(transaction.hinted)
+            if transaction.announced:
+                payloads = self._exchange.payloads(transaction.announced)
+                await connection.fetch(ANNOUNCE, CHANNEL, payloads)
+        self._board.publish(transaction.announced)
+        if hinted := transaction.hinted - transaction.announced:
+            self._exchange.publish(hinted)
         return result
 
     async def _try_unlocked_on(
