@@ -528,6 +528,18 @@ def test_an_app_names_the_database(tmp_path: Path, exercised_store: Callable[[st
     assert "missing_package" in broken.err
 
 
+@pytest.mark.parametrize("said", ["3", "0", "'missing ENV'"])
+@pytest.mark.parametrize("command", ["ls", "worker"])
+def test_a_program_that_exits_while_it_is_imported_is_not_done(
+    tmp_path: Path, command: str, said: str
+) -> None:
+    (tmp_path / "quitting.py").write_text(f"import sys\nsys.exit({said})\n")
+    at = ["quitting:app"] if command == "worker" else ["--app", "quitting:app"]
+    ran = run(command, *at, cwd=tmp_path)
+    assert ran.status == 1
+    assert f"quitting:app cannot be imported: SystemExit: {said.strip(chr(39))}" in ran.err
+
+
 @pytest.mark.parametrize(
     "command",
     [("ls",), ("why", "0123"), ("lanes", "list"), ("doctor",), ("migrate", "--check")],

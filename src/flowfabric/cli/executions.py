@@ -15,6 +15,7 @@ from flowfabric.cli.workers import every_worker
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import split_kind
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.parking import PUT_ASIDE
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Attempt
 from flowfabric.core.states import TERMINAL_STATES, AttemptLifecycle, PublicState
@@ -334,6 +335,8 @@ def remark(execution: ExecutionSnapshot, now_ms: int) -> str | None:
         case PublicState.DELAYED if execution.delay_until_ms is not None:
             why = in_words(execution.failure_reason or "", None)
             last = f" after: {why}" if why else ""
+            if (execution.blocking_detail or "").startswith(PUT_ASIDE):
+                last = f", {execution.blocking_detail}"
             return f"{_due(execution, now_ms)}{last}"
         case PublicState.WAITING if queued(execution):
             return None

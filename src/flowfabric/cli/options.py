@@ -210,7 +210,7 @@ def check_file(url: str) -> None:
 class BrokenProgram(Exception):
     """The user's module raised while it was imported. Shows the user's frames, not ours."""
 
-    def __init__(self, reference: str, error: Exception) -> None:
+    def __init__(self, reference: str, error: Exception | SystemExit) -> None:
         super().__init__(f"{reference} cannot be imported: {type(error).__name__}: {error}")
         frames = [
             frame
@@ -256,7 +256,8 @@ def find_app(reference: str) -> App:
         raise click.UsageError(
             f"there is no module {module_name!r} in {os.getcwd()} or among installed packages"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # A program that exits while it is imported would end this command as if it were done.
         raise BrokenProgram(reference, error) from error
     found: object = getattr(module, attribute, None)
     if found is None:
