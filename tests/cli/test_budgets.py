@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from flowfabric import Engine
+from flowfabric.core.creation import NewExecution
 from tests.cli.command import run
 
 
@@ -88,3 +90,15 @@ def test_terms_are_named_as_they_are_documented(tmp_path: Path) -> None:
     terms = ("--mode", "warn", "--on-hard-limit", "cancel_pending", "--json")
     created = run("budgets", "create", "team", "--hard", "tokens=8", *terms, url=url).document
     assert (created["enforcement_mode"], created["on_hard_limit"]) == ("warn", "cancel_pending")
+
+
+async def test_the_list_names_the_budget_for_which_a_run_was_put_aside(
+    engine: Engine, url: str
+) -> None:
+    await engine.create_execution(NewExecution(execution_kind="ask"))
+    claimed = await engine.claim(worker_id="w", worker_instance_id="w-1")
+    assert claimed is not None
+    until_ms = await engine.server_time_ms() + 600_000
+    await engine.delay(claimed.handle, until_ms, why="budget team has no room for 9 tokens")
+    (_, listed) = run("ls", url=url, COLUMNS="160").lines
+    assert listed.endswith("put aside: budget team has no room for 9 tokens")
