@@ -19,8 +19,10 @@ from typing import Final, Self
 
 from msgspec import structs
 
+from flowfabric.core.bounds import OUTAGE_MS_MIN
 from flowfabric.core.events import EVERYBODY, ScannerFilter, check_scanner_filter
 from flowfabric.core.ids import ExecutionId
+from flowfabric.core.policies import DURATION_MAX_MS
 from flowfabric.engine import topics
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.shell import Swept
@@ -138,6 +140,40 @@ async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
     return structs.replace(swept, acted=acted, failures=failures, executions=changed)
 
 
+class Silence:
+    """How long the database has kept a process waiting that asks for expired leases.
+
+    Times are those of one clock, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._asking_since_s: float | None = None
+        self._outage_s: tuple[float, float] | None = None
+        """When the last wait began and ended that was long enough for an outage."""
+
+    def ask(self, now_s: float) -> None:
+        if self._asking_since_s is None:
+            self._asking_since_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """Note an answer."""
+        since_s, self._asking_since_s = self._asking_since_s, None
+        if since_s is not None and _ms(now_s - since_s) >= OUTAGE_MS_MIN:
+            self._outage_s = since_s, now_s
+
+    def seen(self, now_s: float) -> tuple[int, int]:
+        """How long the wait has taken that lasts, or the last outage did, and how long ago."""
+        waited_ms = 0 if self._asking_since_s is None else _ms(now_s - self._asking_since_s)
+        if self._outage_s is None or waited_ms >= OUTAGE_MS_MIN:
+            return waited_ms, 0
+        began_s, ended_s = self._outage_s
+        return _ms(ended_s - began_s), max(1, _ms(now_s - ended_s))
+
+
+def _ms(seconds: float) -> int:
+    return min(round(seconds * 1_000), DURATION_MAX_MS)
+
+
 class Supervisor:
     """Runs the reconcilers in the background of one process. Use as an async context."""
 
@@ -159,8 +195,7 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._wakes: list[Callable[[], None]] = []
-        self._asking_since_s: float | None = None
-        """Since when it has been asking for expired leases without an answer."""
+        self._silence = Silence()
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -206,14 +241,13 @@ class Supervisor:
 
     async def _round(self) -> float:
         """Run what is due and return how long to sleep. Nothing that fails here ends the loop."""
-        if self._asking_since_s is None:
-            self._asking_since_s = asyncio.get_running_loop().time()
+        self._silence.ask(asyncio.get_running_loop().time())
         try:
             waits, acted = await self._next_due(), True
             for _ in range(SWEEPS_MAX):
                 due = due_among(waits)
                 if LEASE_EXPIRY not in due:
-                    self._asking_since_s = None
+                    self._silence.end(asyncio.get_running_loop().time())
                 if not due or not acted or self._stopping.is_set():
                     break
                 acted = await self._sweep_all(due)
@@ -261,7 +295,7 @@ class Supervisor:
             _log_failure(error, f"reconciler {name} failed; it tries again in {AFTER_ERROR_S} s")
             return None
         if name == LEASE_EXPIRY:
-            self._asking_since_s = None
+            self._silence.end(asyncio.get_running_loop().time())
         for failure in swept.failures:
             log.error("reconciler %s: %s", name, failure)
         if name in REPORTED:
@@ -269,11 +303,12 @@ class Supervisor:
         return swept
 
     def _sweep_of(self, name: str) -> Sweep:
-        if name != LEASE_EXPIRY or self._asking_since_s is None:
+        if name != LEASE_EXPIRY:
             return sweep_of(name, self._only)
-        waited_s = asyncio.get_running_loop().time() - self._asking_since_s
-        waited_ms = int(waited_s * 1_000)
-        return partial(Engine.expire_due_leases, waited_ms=waited_ms, only=self._only)
+        waited_ms, calm_ms = self._silence.seen(asyncio.get_running_loop().time())
+        return partial(
+            Engine.expire_due_leases, waited_ms=waited_ms, calm_ms=calm_ms, only=self._only
+        )
 
 
 def _log_attempts(what: str, swept: Swept) -> None:

@@ -284,7 +284,7 @@ def operating(running: Claimed, waiting: ExecutionId, ended: ExecutionId) -> dic
         **{name: {"lane_id": "default"} for name in BY_LANE},
         **{name: {"limit": 5} for name in SWEEPS},
         **{name: {"limit": 5, **ELSEWHERE} for name in SCOPED_SWEEPS},
-        "expire_due_leases": {"limit": 5, "waited_ms": 5, **ELSEWHERE},
+        "expire_due_leases": {"limit": 5, "waited_ms": 5, "calm_ms": 5, **ELSEWHERE},
     }
 
 

@@ -62,6 +62,21 @@ async def test_a_lease_that_runs_out_in_an_outage_is_no_death(
     assert await engine.read_execution_state(execution_id) is PublicState.FAILED
 
 
+async def test_a_claim_that_an_outage_held_up_is_no_death(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    """The database carries it out as it comes back, for a worker that has given up waiting."""
+    execution_id = await given.waiting(policy={"max_worker_deaths": 1})
+    assert await claim(engine) is not None
+    clock.advance(ms=TTL_MS)
+    await engine.expire_due_leases(waited_ms=7_000, calm_ms=TTL_MS)
+    assert await engine.read_execution_state(execution_id) is PublicState.ACTIVE
+    assert await claim(engine) is not None
+    clock.advance(ms=10 * TTL_MS)
+    await engine.expire_due_leases(waited_ms=7_000, calm_ms=14 * TTL_MS)
+    assert await engine.read_execution_state(execution_id) is PublicState.FAILED
+
+
 async def test_what_stores_steps_between_deaths_goes_on(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

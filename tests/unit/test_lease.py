@@ -235,24 +235,28 @@ def test_only_a_live_lease_can_expire() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited_ms", "noticed_after_ms", "deaths"),
+    ("waited_ms", "noticed_after_ms", "calm_ms", "deaths"),
     [
-        pytest.param(0, 10, 1, id="nobody was kept waiting"),
-        pytest.param(OUTAGE_MS_MIN - 1, 10, 1, id="hardly"),
-        pytest.param(OUTAGE_MS_MIN, 10, 0, id="it ended during an outage"),
-        pytest.param(60_000, 50_000, 0, id="an outage that began before it ended"),
-        pytest.param(60_000, 60_000 + OUTAGE_SLACK_MS, 0, id="or just after"),
-        pytest.param(60_000, 60_001 + OUTAGE_SLACK_MS, 1, id="long after"),
+        pytest.param(0, 10, 0, 1, id="nobody was kept waiting"),
+        pytest.param(OUTAGE_MS_MIN - 1, 10, 0, 1, id="hardly"),
+        pytest.param(OUTAGE_MS_MIN, 10, 0, 0, id="it ended during an outage"),
+        pytest.param(60_000, 50_000, 0, 0, id="an outage that began before it ended"),
+        pytest.param(60_000, 60_000 + OUTAGE_SLACK_MS, 0, 0, id="or just after"),
+        pytest.param(60_000, 60_001 + OUTAGE_SLACK_MS, 0, 1, id="long after"),
+        pytest.param(60_000, 10, 5, 0, id="an outage that is over"),
+        pytest.param(60_000, 0, TTL_MS, 0, id="it was granted as the outage ended"),
+        pytest.param(60_000, 0, TTL_MS + OUTAGE_SLACK_MS, 0, id="or soon after"),
+        pytest.param(60_000, 0, TTL_MS + OUTAGE_SLACK_MS + 1, 1, id="long after the outage"),
     ],
 )
-def test_a_lease_that_ends_in_an_outage_is_no_death(
-    waited_ms: int, noticed_after_ms: int, deaths: int
+def test_a_lease_that_meets_an_outage_is_no_death(
+    waited_ms: int, noticed_after_ms: int, calm_ms: int, deaths: int
 ) -> None:
     subject = running()
     ended_ms = subject.execution.lease_expires_at_ms
     assert ended_ms is not None
     now_ms = ended_ms + noticed_after_ms
-    lost = decide_expire_lease(subject, Timing(now_ms=now_ms), waited_ms=waited_ms)
+    lost = decide_expire_lease(subject, Timing(now_ms=now_ms), waited_ms=waited_ms, calm_ms=calm_ms)
     assert applied(subject, lost.changes).execution.worker_deaths == deaths
 
 

@@ -113,4 +113,5 @@ CANCEL_WAIT_MS_MAX = 300_000
 OUTAGE_MS_MIN = 1_000
 """A search for expired leases that is kept waiting for this long has met an outage."""
 OUTAGE_SLACK_MS = 2_000
-"""How long after the end of a lease such a wait may begin and still explain it."""
+"""How long after the end of a lease such a wait may begin, or before its grant or last renewal
+end, and still explain it."""

@@ -210,17 +210,22 @@ def _extended(execution: Execution, lease_ttl_ms: int, now_ms: int) -> Execution
 
 
 def decide_expire_lease(
-    subject: decisions.Subject, timing: decisions.Timing, *, waited_ms: int = 0
+    subject: decisions.Subject,
+    timing: decisions.Timing,
+    *,
+    waited_ms: int = 0,
+    calm_ms: int = 0,
 ) -> decisions.Decision[Marked | AlreadySatisfied]:
     """Take the execution back from a worker that went quiet, if it really did.
 
-    `waited_ms` is how long the database kept us waiting until now.
+    `waited_ms` is how long the database kept us waiting, until `calm_ms` ago.
     """
     execution = subject.execution
     reason = _why_not_expirable(execution, timing.now_ms)
     if reason is not None:
         return decisions.Decision(answer=AlreadySatisfied(reason=reason))
-    died = not _ended_in_an_outage(execution, timing.now_ms, waited_ms)
+    outage_end_ms = timing.now_ms - calm_ms
+    died = not _met_an_outage(execution, outage_end_ms - waited_ms, outage_end_ms)
     changes = note_expired(subject, timing.now_ms, died=died)
     after = changes.updates[0]
     assert isinstance(after, Execution)
@@ -242,13 +247,18 @@ def _why_not_expirable(execution: Execution, now_ms: int) -> str | None:
     return None if lease_is_dead(execution, now_ms) else "not_yet_expired"
 
 
-def _ended_in_an_outage(execution: Execution, now_ms: int, waited_ms: int) -> bool:
-    """Whether the lease ended while we could not reach the database either. That says nothing about
-    its worker, which may have tried to renew it all along.
+def _met_an_outage(execution: Execution, began_ms: int, ended_ms: int) -> bool:
+    """Whether we could not reach the database either while the lease was to be renewed. Its end
+    then says nothing about its worker: that may have tried to renew it all along, or have given up
+    waiting for a claim that the database carried out once it was back.
     """
-    if waited_ms < bounds.OUTAGE_MS_MIN or execution.lease_expires_at_ms is None:
+    expires_at_ms, granted_at_ms = execution.lease_expires_at_ms, execution.lease_last_renewed_at_ms
+    if expires_at_ms is None or granted_at_ms is None:
         return False
-    return now_ms - waited_ms <= execution.lease_expires_at_ms + bounds.OUTAGE_SLACK_MS
+    if ended_ms - began_ms < bounds.OUTAGE_MS_MIN:
+        return False
+    until_ms = ended_ms + bounds.OUTAGE_SLACK_MS
+    return began_ms <= expires_at_ms + bounds.OUTAGE_SLACK_MS and granted_at_ms <= until_ms
 
 
 def note_expired(

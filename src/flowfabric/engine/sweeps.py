@@ -59,18 +59,25 @@ class Sweeps(Group):
         *,
         limit: int = bounds.SWEEP_BATCH,
         waited_ms: int = 0,
+        calm_ms: int = 0,
         only: ScannerFilter = EVERYBODY,
     ) -> Swept:
         """Take work back from workers that went quiet, longest overdue first.
 
-        `waited_ms` is how long the database has kept the caller waiting: a lease that ended
-        meanwhile does not count as the death of its worker.
+        `waited_ms` is how long the database has kept the caller waiting, until `calm_ms` ago: the
+        end of a lease that was to be renewed meanwhile does not count as the death of its worker.
         """
         checks.check_int("waited_ms", waited_ms, 0, DURATION_MAX_MS)
+        checks.check_int("calm_ms", calm_ms, 0, DURATION_MAX_MS)
         asked_s = time.monotonic()
 
         def expire(subject: Subject, timing: Timing) -> Decision[results.TimerResult]:
-            waited = waited_ms + int((time.monotonic() - asked_s) * 1_000)
+            since_ms = int((time.monotonic() - asked_s) * 1_000)
+            if calm_ms and since_ms < bounds.OUTAGE_MS_MIN:
+                return leases.decide_expire_lease(
+                    subject, timing, waited_ms=waited_ms, calm_ms=calm_ms + since_ms
+                )
+            waited = since_ms if calm_ms else waited_ms + since_ms
             return leases.decide_expire_lease(subject, timing, waited_ms=waited)
 
         return await self.shell.sweep("due_leases", expire, limit, only)
