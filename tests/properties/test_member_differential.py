@@ -22,7 +22,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import FIRST_UUID
 from flowfabric.core.leases import Fence
 from flowfabric.core.records import Attempt, Execution, Record, first_attempt
-from flowfabric.core.states import TerminalOutcome
+from flowfabric.core.states import LifecyclePhase, TerminalOutcome
 from flowfabric.engine import shell, topics
 from flowfabric.store.base import Reader, Row, Transaction
 from flowfabric.store.mapping import key_of
@@ -176,7 +176,8 @@ async def altered(
 
     async def body(tx: Transaction) -> None:
         execution = (await tx.lock(Execution, [key]))[key]
-        await tx.save(Changes(updates=(change(execution, world.now_ms, **fields),)))
+        if execution.lifecycle_phase is not LifecyclePhase.TERMINAL:
+            await tx.save(Changes(updates=(change(execution, world.now_ms, **fields),)))
 
     await world.engine.store.transact(body)
 
