@@ -39,7 +39,7 @@ check: lint ## format, lint, types, imports and the shape of the code
 lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
-	$(BIN)/mypy --num-workers auto $(CODE)
+	$(BIN)/mypy $(CODE)
 	$(BIN)/lint-imports
 
 bench: $(READY) ## measure throughput and latency
