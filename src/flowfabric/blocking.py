@@ -10,7 +10,8 @@ import functools
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -19,7 +20,7 @@ from flowfabric.budgets import AppBudgets
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Subscription, Told
-from flowfabric.errors import Unavailable
+from flowfabric.errors import FlowFabricError, Unavailable
 from flowfabric.parts import AppPart, Twin, waits
 from flowfabric.run import Opened, Run
 from flowfabric.signals import Signals
@@ -36,7 +37,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 AT_EXIT_S: Final = 2.0
-"""How long the end of the process waits for a background loop to end its tasks."""
+"""How long the end of the process waits for the database, and then for a background loop."""
+CANCELS_MAX: Final = 10
+"""How often tasks are cancelled that others have started on being cancelled."""
 
 
 def _iterated(
@@ -71,9 +74,8 @@ class Blocking:
         self.namespace = namespace
         self._connect = connect
         self._lock = threading.RLock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._background: BackgroundLoop | None = None
         self._opened: Opened | None = None
-        self._process = 0
 
     @overload
     def submit(
@@ -142,10 +144,10 @@ class Blocking:
     def wait(self, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the background loop and wait for it."""
         with self._lock:
-            if self._loop is None:
+            if self._background is None:
                 work.close()
                 raise _closed()
-            waited = asyncio.run_coroutine_threadsafe(work, self._loop)
+            waited = self._background.begin(work)
         try:
             return waited.result()
         except CancelledError:
@@ -158,14 +160,27 @@ class Blocking:
 
     def close(self) -> None:
         """End the background thread. The next call starts another."""
+        self._end(None)
+
+    def _close_at_exit(self) -> None:
+        """Leave the database, if it answers; nobody is left to be told that it did not."""
+        # A store that needs a pool of threads finds it closed by now: a `RuntimeError`.
+        with suppress(FlowFabricError, TimeoutError, CancelledError, RuntimeError):
+            self._end(AT_EXIT_S)
+
+    def _end(self, patience_s: float | None) -> None:
         with self._lock:
-            loop, opened = self._loop, self._opened
-            self._loop = self._opened = None
-        if loop is None or self._process != os.getpid():
+            background, opened = self._background, self._opened
+            self._background = self._opened = None
+        atexit.unregister(self._close_at_exit)
+        # A forked process has the loop but not its thread.
+        if background is None or background.process != os.getpid():
             return
-        if opened is not None:
-            asyncio.run_coroutine_threadsafe(opened.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
+        try:
+            if opened is not None:
+                background.begin(opened.close()).result(patience_s)
+        finally:
+            background.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -176,9 +191,10 @@ class Blocking:
     def _open(self) -> Opened:
         with self._lock:
             # A forked process has none of its parent's threads.
-            if self._opened is None or self._process != os.getpid():
-                self._process = os.getpid()
-                self._loop = _start_loop()
+            background = self._background
+            if background is None or self._opened is None or background.process != os.getpid():
+                self._background = BackgroundLoop()
+                atexit.register(self._close_at_exit)
                 self._opened = self.wait(Opened.through(self._connect, blocks=True))
             return self._opened
 
@@ -196,31 +212,37 @@ def _closed() -> Unavailable:
     return Unavailable("app.blocking", "it was closed meanwhile; call it again")
 
 
-def _start_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
+class BackgroundLoop:
+    """An event loop on a thread of its own, until it is stopped."""
 
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        # Threads may still wait for these.
-        for task in (left := asyncio.all_tasks(loop)):
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(left) if left else asyncio.sleep(0))
-        loop.close()
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="flowfabric-blocking", daemon=True)
+        self._thread.start()
 
-    thread = threading.Thread(target=run, name="flowfabric-blocking", daemon=True)
-    process = os.getpid()
+    def begin(self, work: Coroutine[object, object, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def stop() -> None:
-        # A forked process has the loop but not its thread.
-        if process == os.getpid() and not loop.is_closed():
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(AT_EXIT_S)
+    def stop(self) -> None:
+        """Cancel what runs there, and end, unless it has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(AT_EXIT_S)
 
-    # Python would complain of every task that is destroyed while it waits.
-    atexit.register(stop)
-    thread.start()
-    return loop
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._stopped.wait())
+        # Threads may still wait for tasks, and one that is cancelled may start another to clean
+        # up. Python would complain of each that is destroyed while it waits.
+        for _ in range(CANCELS_MAX):
+            if not (left := asyncio.all_tasks(self._loop)):
+                break
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.close()
 
 
 class BlockingRun(Twin[Run[R_co]]):

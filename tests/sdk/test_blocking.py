@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowfabric import App, testing
+from flowfabric.blocking import BackgroundLoop
 from flowfabric.core.states import PublicState
 from flowfabric.errors import (
     ExecutionCancelled,
@@ -131,6 +132,43 @@ def test_what_is_asked_of_a_closed_one_is_refused(app: App) -> None:
         next(events)
     with pytest.raises(Unavailable, match="closed"):
         run.state()
+
+
+def test_tasks_that_clean_up_in_others_end_with_the_loop() -> None:
+    started, ended = threading.Event(), threading.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def clean_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            tasks.append(asyncio.create_task(clean_up()))
+            await asyncio.sleep(0)
+
+    background = BackgroundLoop()
+    waited = background.begin(work())
+    assert started.wait(20)
+    background.stop()
+    assert waited.cancelled()
+    assert ended.is_set()
+    assert [each.cancelled() for each in tasks] == [True]
+
+
+def test_a_loop_may_be_stopped_again_while_it_ends() -> None:
+    background = BackgroundLoop()
+    stopping = [threading.Thread(target=background.stop) for _ in range(20)]
+    for each in stopping:
+        each.start()
+    for each in stopping:
+        each.join()
+    background.stop()
 
 
 SCRIPT = """
