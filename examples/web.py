@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from flowfabric import App
-from flowfabric.errors import OperationTimeout
+from flowfabric.errors import InvalidInput, NotFound, OperationTimeout
 
 app = App("sqlite:///web.db")
 
@@ -37,8 +37,11 @@ async def post_greeting(request: Request) -> JSONResponse:
 
 
 async def get_run(request: Request) -> JSONResponse:
-    run = app.run(greet, request.path_params["execution_id"])
-    explanation = await run.why()
+    try:
+        run = app.run(greet, request.path_params["execution_id"])
+        explanation = await run.why()
+    except (InvalidInput, NotFound) as error:
+        return JSONResponse({"detail": str(error)}, status_code=404)
     return JSONResponse({"state": explanation.public_state, "why": explanation.sentence})
 
 

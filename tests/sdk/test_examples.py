@@ -142,6 +142,8 @@ async def test_the_web_example_submits_and_answers(
         (done,) = (await web.app.engine.find_executions()).executions
         seen = await client.get(f"/runs/{done.execution_id}")
         assert seen.json()["state"] == "completed"
+        for unknown in ("{fp:86}:00000000-0000-4000-8000-000000000000", "42", "{fp:1}:x"):
+            assert (await client.get(f"/runs/{unknown}")).status_code == 404, unknown
 
 
 def test_every_example_is_run_here_or_by_processes_that_are_killed() -> None:
