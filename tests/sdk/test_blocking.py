@@ -177,7 +177,7 @@ from flowfabric import App
 
 app = App(sys.argv[1])
 
-@app.task
+@app.task(concurrency=2)
 def square(number: int) -> int:
     return number * number
 

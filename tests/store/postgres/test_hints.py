@@ -109,7 +109,7 @@ async def test_what_is_being_sent_when_a_store_closes_arrives(
     async def slowly(exchange: HintExchange, topics: set[str]) -> None:
         if not sending.is_set():
             sending.set()
-            await asyncio.sleep(3_600)
+            await asyncio.Event().wait()
         await send(exchange, topics)
 
     with postgres_store.hints(["lanes"]) as listener:
