@@ -58,7 +58,7 @@ async def test_accept_with_a_filter_means_what_is_blocked(engine: Engine, url: s
 async def test_what_is_not_blocked_has_nothing_to_accept(engine: Engine, url: str) -> None:
     ran = run("accept", await create(engine), url=url)
     assert (ran.status, ran.out) == (4, "0 accepted\n")
-    assert "only an execution that is blocked" in " ".join(ran.err.split())
+    assert "only an execution that changed code has blocked" in " ".join(ran.err.split())
 
 
 async def test_ls_finds_what_is_blocked_as_it_shows_it(engine: Engine, url: str) -> None:

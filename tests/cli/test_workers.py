@@ -182,7 +182,7 @@ async def test_workers_beyond_the_first_page_count(engine: Engine, url: str) -> 
         )
     await register(engine, "w-1", "shop")
     assert "no worker" not in run("ls", url=url).out
-    assert f"{PAGE_MAX + 1} are there" in run("doctor", url=url).out
+    assert f"{PAGE_MAX + 1} running" in run("doctor", url=url).out
     assert len(run("workers", "list", "--json", url=url).documents) == PAGE_MAX + 1
     ran = run("workers", "dead", "w-1", url=url)
     assert (ran.status, ran.out) == (0, "w-1 is dead; 0 executions handed to others\n")

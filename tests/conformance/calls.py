@@ -231,7 +231,7 @@ def holding(running: Claimed, waiting: ExecutionId) -> dict[str, Arguments]:
         "delay_execution": {**typed, "delay_until_ms": 5},
         "move_to_waiting_children": typed,
         "update_progress": {**by_fence, "percent": 5, "message": "on it"},
-        "delay": {**by_handle, "delay_until_ms": 5, "begun": True},
+        "delay": {**by_handle, "delay_until_ms": 5, "begun": True, "why": "a budget is spent"},
         "wait_children": by_handle,
         "await_executions": {**by_handle, "execution_ids": [waiting], "until_ms": 5},
         "block_on_code": {

@@ -304,9 +304,9 @@ class Worker:
         self._heartbeat.on_gone = self._give_up
         self._gone: FlowFabricError | None = None
         self._waiting: deque[HeldLease] = deque()
-        self._running: set[RunningAttempt] = set()
-        """Those whose handlers hold a slot."""
-        self._attempts: set[RunningAttempt] = set()
+        self._running: dict[RunningAttempt, None] = {}
+        """Those whose handlers hold a slot, in the order they began; so they are stopped in it."""
+        self._attempts: dict[RunningAttempt, None] = {}
         """Those whose end has not been reported."""
         self._ready: HintListener | None = None
         """Wakes the worker when it is idle."""
@@ -527,8 +527,8 @@ class Worker:
                 continue
             task = self._tasks[lease.claimed.execution_kind]
             attempt = RunningAttempt(self._shared, lease, task, self)
-            self._running.add(attempt)
-            self._attempts.add(attempt)
+            self._running[attempt] = None
+            self._attempts[attempt] = None
             attempt.start()
             self._started_at_s = attempt.started_s
 
@@ -539,13 +539,13 @@ class Worker:
             self._free(attempt)
 
     def _free(self, attempt: RunningAttempt) -> None:
-        self._running.discard(attempt)
+        self._running.pop(attempt, None)
         if self._waiting and not self._stopping.is_set():
             self._fill_slots()
         self._slot_freed.set()
 
     def attempt_ended(self, attempt: RunningAttempt) -> None:
-        self._attempts.discard(attempt)
+        self._attempts.pop(attempt, None)
         self._forget(attempt.lease)
         self._slot_freed.set()
 
