@@ -49,8 +49,10 @@ ENDED: Final = "its time is over and it was not renewed"
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-clock_s: Final = partial(time.clock_gettime, _CLOCK)
-"""Seconds since some moment, suspended or not."""
+def clock_s() -> float:
+    """Seconds since some moment, suspended or not."""
+    # Looked up in each call: a simulation puts a clock of its own in place of the machine's.
+    return time.clock_gettime(_CLOCK)
 
 
 class HeldLease:
