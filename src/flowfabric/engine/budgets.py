@@ -26,7 +26,7 @@ from flowfabric.core.checks import check_int, check_list, optional
 from flowfabric.core.decisions import Changes, Decision, Subject, Timing
 from flowfabric.core.executions import decide_cancel_waiting
 from flowfabric.core.handles import Handle
-from flowfabric.core.records import Execution
+from flowfabric.core.records import Execution, view_of
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import FailureClass
 from flowfabric.engine import gates, paging
@@ -116,13 +116,6 @@ class BudgetReset(Struct, frozen=True, kw_only=True):
 class BudgetPage(Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetStatus, ...]
     next_cursor: str | None
-
-
-_SHOWN: Final = tuple(
-    field.name
-    for field in structs.fields(BudgetStatus)
-    if field.name not in ("usage", "reserved", "hard_limits", "soft_limits")
-)
 
 
 # Operations -----------------------------------------------------------------
@@ -647,9 +640,9 @@ async def read_statuses(reader: Reader, budgets: Sequence[Budget]) -> list[Budge
 
 
 def status_of(account: rules.Account) -> BudgetStatus:
-    fields = {name: getattr(account.budget, name) for name in _SHOWN}
-    return BudgetStatus(
-        **fields,
+    return view_of(
+        BudgetStatus,
+        account.budget,
         usage=dict(account.usage),
         reserved={name: n for name, n in account.reserved.items() if n},
         hard_limits=dict(account.hard),
