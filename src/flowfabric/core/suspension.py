@@ -573,12 +573,16 @@ def _paused(
     suspension = opened.suspension
     names = ", ".join(conditions.referenced_waitpoint_keys(request.condition))
     detail = f"{suspension.reason_code}: {names}" if names else suspension.reason_code
-    waits = into(Situation.SUSPENDED, checks.shorten(detail, bounds.TEXT_BYTES_MAX))
+    waits = into(
+        Situation.SUSPENDED,
+        checks.shorten(detail, bounds.TEXT_BYTES_MAX),
+        reason=BLOCKING[suspension.reason_code],
+    )
     changes = park(
         subject,
         suspension.suspension_id,
         now_ms,
-        waits | {"blocking_reason": BLOCKING[suspension.reason_code]},
+        waits,
         reason="suspend",
         current_suspension_id=suspension.suspension_id,
         current_waitpoint_id=suspension.waitpoint_id,
