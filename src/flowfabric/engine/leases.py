@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
@@ -45,7 +44,7 @@ from flowfabric.core.leases import (
     decide_renew,
     on_last_chance,
 )
-from flowfabric.core.records import Execution
+from flowfabric.core.records import Execution, view_of
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import shell, topics
@@ -530,17 +529,18 @@ class Leases(shell.Group):
         execution, attempt = granted.execution, granted.attempt
         assert execution.worker_instance_id is not None
         payload, encoding = execution.taken_payload
-        fields = {
-            **structs.asdict(execution),
-            "payload": payload,
-            "payload_encoding": encoding,
-            "execution_id": uuid_of(execution.execution_id),
-            "kind": granted.kind,
-            "attempt_index": attempt.attempt_index,
-            "attempt_id": attempt.attempt_id,
-            "attempt_type": attempt.attempt_type,
-        }
-        row = msgspec.convert([fields.get(name) for name in ClaimRow.__struct_fields__], ClaimRow)
+        row = view_of(
+            ClaimRow,
+            execution,
+            payload=payload,
+            payload_encoding=encoding,
+            execution_id=uuid_of(execution.execution_id),
+            kind=granted.kind,
+            attempt_index=attempt.attempt_index,
+            attempt_id=attempt.attempt_id,
+            attempt_type=attempt.attempt_type,
+            progress=None,
+        )
         claimed = self._read_claim(
             row,
             execution.worker_instance_id,
