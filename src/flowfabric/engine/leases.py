@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import ParamSpec, TypeVar
 
 from msgspec import Struct, structs
 
@@ -52,10 +53,19 @@ from flowfabric.engine.gated_claims import ClaimQuery, ClaimRequest, ClaimRow, G
 from flowfabric.engine.gates import GATES_TOPIC
 from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.shell import Shell
-from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
+from flowfabric.errors import (
+    FlowFabricError,
+    LeaseExpired,
+    NotFound,
+    RetryExhausted,
+    Validation,
+)
 from flowfabric.store.base import Reader, Transaction, drive
 from flowfabric.store.caller_connections import OnConnection
 from flowfabric.store.mapping import answers_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LEASE_TTL_MS = 30_000
 LOCK_WAIT_MS_MAX = 10_000
@@ -158,15 +168,22 @@ def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> sh
     return shell.Ask(execution_id, decide)
 
 
+def _remembering(check: Callable[P, T]) -> Callable[P, T]:
+    """The same check, which remembers what it has answered: lists count by what is in them."""
+    known = lru_cache(QUERIES_REMEMBERED)(check)
+
+    def ask(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return known(*(tuple(each) if isinstance(each, list) else each for each in args))
+        except (TypeError, Validation):
+            # What is no key, such as lanes with weights; and a refusal shows what was given.
+            return check(*args, **kwargs)
+
+    return ask
+
+
+@_remembering
 def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
-    try:
-        return _known_worker(worker_id, worker_instance_id)
-    except TypeError:
-        # What is no key is no text either, and is refused in words.
-        return _check_worker(worker_id, worker_instance_id)
-
-
-def _check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
     return WorkerIdentity(
         worker_id=WorkerId(parse_worker_id("worker_id", worker_id)),
         worker_instance_id=WorkerInstanceId(
@@ -184,27 +201,8 @@ def claim_topics(lanes: Iterable[str]) -> list[str]:
     return [GATES_TOPIC, *(topics.ready_topic(lane) for lane in lanes)]
 
 
-_known_worker = lru_cache(QUERIES_REMEMBERED)(_check_worker)
-
-
+@_remembering
 def check_query(
-    lane_ids: LaneWeights,
-    kinds: Sequence[str] | None,
-    capabilities: Sequence[str],
-    namespace: str | None,
-) -> ClaimQuery:
-    try:
-        return _known_query(_fixed(lane_ids), _fixed(kinds), _fixed(capabilities), namespace)
-    except TypeError:
-        # Lanes with weights, say.
-        return _check_query(lane_ids, kinds, capabilities, namespace)
-
-
-def _fixed(given: object) -> object:
-    return tuple(given) if isinstance(given, list) else given
-
-
-def _check_query(
     lane_ids: object, kinds: object, capabilities: object, namespace: object
 ) -> ClaimQuery:
     if isinstance(lane_ids, Mapping):
@@ -220,9 +218,6 @@ def _check_query(
         else tuple(dict.fromkeys(parse_execution_kind(kind) for kind in wanted)),
         capabilities=tuple(sorted(check_offered(capabilities))),
     )
-
-
-_known_query = lru_cache(QUERIES_REMEMBERED)(_check_query)
 
 
 class RenewedRow(Struct, frozen=True, gc=False, array_like=True):
