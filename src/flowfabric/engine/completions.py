@@ -60,15 +60,16 @@ class Completions(FlowEndings):
         """
         if not self.store.is_awaited(topics.DISPATCH_TOPIC):
             return None
+        handle, completion = held
+        completed = None
         if self.executions.lone_members.may_be_plain(flow_id):
             completed = await self._complete_plain(held)
-            if completed is not None:
-                return completed
-            self.executions.lone_members.note_involved(flow_id)
-        handle, completion = held
-        completed = await self.store.try_unlocked(
-            lambda tx: self._end_and_tell(tx, handle, completion)
-        )
+            if completed is None:
+                self.executions.lone_members.note_involved(flow_id)
+        if completed is None:
+            completed = await self.store.try_unlocked(
+                lambda tx: self._end_and_tell(tx, handle, completion)
+            )
         if completed is None:
             self.executions.lone_members.note_crowded(flow_id)
             return None
@@ -96,8 +97,6 @@ class Completions(FlowEndings):
             return None
         if rows[0]["awaited"]:
             self.store.hint(topics.DUE_TOPIC)
-        for lane in self.executions.gated.lanes_released([handle]):
-            self.store.hint(topics.ready_topic(lane))
         return results.Completed(
             execution_id=handle.execution_id, public_state=PublicState.COMPLETED
         )
