@@ -8,7 +8,7 @@ single execution waits, as in a chain. Flows that turn out to be otherwise are r
 
 from collections.abc import Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from flowfabric.core import flow_records, results
 from flowfabric.core.decisions import combine
@@ -20,6 +20,13 @@ from flowfabric.engine.executions import Completion, HeldCompletion, completion_
 from flowfabric.engine.flow_endings import FEW, FlowEndings
 from flowfabric.errors import FlowFabricError
 from flowfabric.store.base import UniqueViolation, Unlocked
+from flowfabric.store.mapping import values_of
+
+
+class EndedMember(Struct, frozen=True, kw_only=True):
+    """The row that `complete_member` answers with."""
+
+    awaited: bool
 
 
 class Completions(FlowEndings):
@@ -95,7 +102,8 @@ class Completions(FlowEndings):
             return None
         if not rows:
             return None
-        if rows[0]["awaited"]:
+        (row,) = values_of(EndedMember, rows)
+        if row.awaited:
             self.store.hint(topics.DUE_TOPIC)
         return results.Completed(
             execution_id=handle.execution_id, public_state=PublicState.COMPLETED

@@ -8,7 +8,6 @@ for the worker with `source="operator_override"`.
 import asyncio
 from collections.abc import Iterable, Sequence
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import checks, executions, results
@@ -27,6 +26,7 @@ from flowfabric.engine.parking import ParkingOperations
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.sweeps import Sweeps
 from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.store.mapping import values_of
 
 
 class Completion(Struct, frozen=True, kw_only=True, gc=False):
@@ -175,14 +175,14 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         if not given:
             return {}
         places, handles = list(given), [handle for handle, _ in given.values()]
-        (row,) = await self.store.execute_alone(
+        rows = await self.store.execute_alone(
             "complete_leased",
             (topics.COMPLETION_TOPIC,),
             results=[each.result or None for _, each in given.values()],
             result_encodings=[each.result_encoding for _, each in given.values()],
             **shell.lease_columns(handles),
         )
-        answer = msgspec.convert(row, CompletedRow, strict=False)
+        (answer,) = values_of(CompletedRow, rows)
         woken = topics.topics_after(
             lanes=self.gated.lanes_released(handles),
             ended=answer.completed > 0,

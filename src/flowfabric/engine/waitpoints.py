@@ -15,6 +15,7 @@ from flowfabric.engine import paging, shell, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import CodecFailed, NotFound
 from flowfabric.store.base import Joined, Reader, Transaction
+from flowfabric.store.mapping import values_of
 
 SIGNALS_SHOWN_MAX = 10_000
 
@@ -341,12 +342,7 @@ class Waitpoints(shell.Group):
         )
         if not rows:
             return None
-        # Not strict: one database has booleans, the other zero and one.
-        signals = msgspec.convert(
-            [row for row in rows if row["signal_id"] is not None],
-            tuple[ResumeSignal, ...],
-            strict=False,
-        )
+        signals = values_of(ResumeSignal, [row for row in rows if row["signal_id"] is not None])
         unpacked = await self._unpacked(signals)
         return msgspec.convert({**rows[0], "signals": unpacked}, SuspensionView)
 

@@ -7,7 +7,6 @@ One that is marked dead loses its leases at once. Silent ones are forgotten afte
 from collections.abc import Sequence
 from functools import partial
 
-import msgspec
 from msgspec import Struct
 
 from flowfabric.core import bounds, workers
@@ -24,6 +23,7 @@ from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.leases import check_query, check_worker
 from flowfabric.engine.shell import Swept
 from flowfabric.store.base import Key, Reader, Transaction
+from flowfabric.store.mapping import values_of
 
 ROUNDS_MAX = 1_000
 """Batches of leases that one call works off."""
@@ -92,7 +92,7 @@ class Workers(shell.Group):
         )
         if not rows:
             return workers.NotRegistered()
-        worker = msgspec.convert(rows[0], RegisteredWorker)
+        (worker,) = values_of(RegisteredWorker, rows)
         await let_go_for(self.shell, _query(worker))
         return workers.Refreshed(expires_at_ms=worker.expires_at_ms)
 
