@@ -130,7 +130,7 @@ class Completions(FlowEndings):
             return None
         (queued,) = ended.changes.inserts
         assert isinstance(queued, flow_records.CompletionDispatch)
-        found.endings[queued.execution_id] = flow_queue.succeeded(
+        found.endings[queued.execution_id] = flow_queue.queued(
             queued, completion.result or None, completion.result_encoding
         )
         told = await self.changes_for_dependents(tx, found)
