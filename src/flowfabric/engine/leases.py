@@ -293,14 +293,15 @@ class Leases(shell.Group):
         check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
         check_ttl(lease_ttl_ms)
         worker = check_worker(worker_id, worker_instance_id)
+        request = view_of(ClaimRequest, worker, lease_ttl_ms=lease_ttl_ms)
         query = check_query(lane_ids, kinds, capabilities, namespace)
         shares = self.shares(worker_id, lane_ids)
         if max_wait_ms == 0:
-            return await self._claim_shares(query, shares, worker, lease_ttl_ms, limit)
+            return await self._claim_shares(query, shares, request, limit)
         deadline_s = time.monotonic() + max_wait_ms / 1_000
         with self.store.hints(claim_topics(query.lanes)) as hints:
             while True:
-                claimed = await self._claim_shares(query, shares, worker, lease_ttl_ms, limit)
+                claimed = await self._claim_shares(query, shares, request, limit)
                 left_s = deadline_s - time.monotonic()
                 if claimed or left_s <= 0:
                     return claimed
@@ -322,21 +323,19 @@ class Leases(shell.Group):
         self,
         query: ClaimQuery,
         shares: LaneShares | None,
-        worker: WorkerIdentity,
-        lease_ttl_ms: int,
+        request: ClaimRequest,
         limit: int,
     ) -> list[Claimed]:
         """Claim from each lane its share, and what one has no work for from the others."""
         if shares is None:
-            return await self._claim(query, worker, lease_ttl_ms, limit)
+            return await self._claim(query, request, limit)
         claimed: list[Claimed] = []
         lanes: set[str] = set(query.lanes)
         again_in_s: float | None = None
         while lanes and len(claimed) < limit:
             for lane, count in shares.turns(limit - len(claimed), lanes).items():
-                found = await self._claim(
-                    structs.replace(query, lanes=(LaneId(lane),)), worker, lease_ttl_ms, count
-                )
+                own = structs.replace(query, lanes=(LaneId(lane),))
+                found = await self._claim(own, request, count)
                 claimed += found
                 if len(found) < count:
                     lanes.discard(lane)
@@ -344,14 +343,7 @@ class Leases(shell.Group):
         self.gated.again_in_s = again_in_s
         return claimed
 
-    async def _claim(
-        self, query: ClaimQuery, worker: WorkerIdentity, lease_ttl_ms: int, limit: int
-    ) -> list[Claimed]:
-        request = ClaimRequest(
-            worker_id=worker.worker_id,
-            worker_instance_id=worker.worker_instance_id,
-            lease_ttl_ms=lease_ttl_ms,
-        )
+    async def _claim(self, query: ClaimQuery, request: ClaimRequest, limit: int) -> list[Claimed]:
         self.gated.again_in_s = None
         if await self.gated.serves(query):
             taken = await self._claim_both(query, request, limit)
@@ -360,7 +352,7 @@ class Leases(shell.Group):
         if not taken and self.gated.may_be_kept_back(query) and await let_go_for(self.shell, query):
             taken = await self._claim_both(query, request, limit)
         leases = [lease for lease, _ in taken]
-        if _ends_soon(leases, lease_ttl_ms):
+        if _ends_soon(leases, request.lease_ttl_ms):
             self.store.hint(topics.DUE_TOPIC)
         self.lone_members.note(leases)
         last = await self._on_last_chance(leases)
@@ -415,10 +407,8 @@ class Leases(shell.Group):
         return taken
 
     def _read_claims(self, leases: Sequence[ClaimRow], request: ClaimRequest) -> list[Taken]:
-        instance_id = WorkerInstanceId(request.worker_instance_id)
-        return [
-            (lease, self._read_claim(lease, instance_id, request.lease_ttl_ms)) for lease in leases
-        ]
+        instance_id, lease_ttl_ms = request.worker_instance_id, request.lease_ttl_ms
+        return [(lease, self._read_claim(lease, instance_id, lease_ttl_ms)) for lease in leases]
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
