@@ -250,24 +250,16 @@ class Budgets(Group):
         """Budgets by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         owner = optional(ids.parse_namespace, namespace)
-        after_namespace, after_name = paging.read_name_cursor(cursor)
+        after = paging.by_name(cursor)
 
         async def body(reader: Reader) -> list[BudgetStatus]:
             budgets = await reader.select_records(
-                Budget,
-                "list_budgets",
-                after_namespace=after_namespace,
-                after_name=after_name,
-                namespace=owner,
-                limit=limit + 1,
+                Budget, "list_budgets", namespace=owner, limit=limit + 1, **after
             )
             return await read_statuses(reader, budgets)
 
-        page, last = paging.cut(
-            await self.store.read(body),
-            limit,
-            lambda budget: paging.name_cursor(budget.namespace, budget.name),
-        )
+        found = await self.store.read(body)
+        page, last = paging.cut_by_name(found, limit, lambda each: each.name)
         return BudgetPage(budgets=page, next_cursor=last)
 
     # Counting

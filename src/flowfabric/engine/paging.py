@@ -25,19 +25,31 @@ def cut(found: Sequence[T], limit: int, cursor: Callable[[T], C]) -> tuple[tuple
     return page, cursor(page[-1]) if page and len(found) > limit else None
 
 
-def name_cursor(namespace: str, name: str) -> str:
-    """Where a list by namespace and name ends: neither has line breaks."""
-    return f"{namespace}\n{name}"
+class Owned(Protocol):
+    @property
+    def namespace(self) -> str: ...
 
 
-def read_name_cursor(cursor: object) -> tuple[str, str]:
-    """Where the list continues; the start without a cursor."""
-    if cursor is None:
-        return "", ""
-    namespace, found, name = cursor.partition("\n") if isinstance(cursor, str) else ("", "", "")
-    if not found:
-        raise InvalidInput("cursor", FROM_A_PAGE, cursor)
-    return check_text("cursor", namespace), check_text("cursor", name)
+N = TypeVar("N", bound=Owned)
+
+
+def by_name(cursor: object) -> dict[str, str]:
+    """Where a list by namespace and name continues, as parameters of its statement."""
+    after = {"after_namespace": "", "after_name": ""}
+    if cursor is not None:
+        namespace, found, name = cursor.partition("\n") if isinstance(cursor, str) else ("",) * 3
+        if not found:
+            raise InvalidInput("cursor", FROM_A_PAGE, cursor)
+        after["after_namespace"] = check_text("cursor", namespace)
+        after["after_name"] = check_text("cursor", name)
+    return after
+
+
+def cut_by_name(
+    found: Sequence[N], limit: int, name: Callable[[N], str]
+) -> tuple[tuple[N, ...], str | None]:
+    """A page of such a list, and where it ends: neither part has line breaks."""
+    return cut(found, limit, lambda each: f"{each.namespace}\n{name(each)}")
 
 
 def split_time(cursor: object) -> tuple[int, str]:
