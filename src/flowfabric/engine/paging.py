@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from flowfabric.core.checks import check_text
+from flowfabric.core.ids import FIRST_UUID, ExecutionId, parse_uuid, uuid_of
 from flowfabric.errors import InvalidInput
 
 PAGES_MAX: Final = 10_000
@@ -58,6 +59,19 @@ def split_time(cursor: object) -> tuple[int, str]:
     if not (time.isascii() and time.isdigit()) or len(time) > TIME_DIGITS_MAX:
         raise InvalidInput("cursor", FROM_A_PAGE, cursor)
     return int(time), rest
+
+
+def by_time(cursor: object) -> dict[str, int | str]:
+    """Where a list of executions by time and uuid continues, as parameters of its statement."""
+    if cursor is None:
+        return {"after_ms": -1, "after_id": FIRST_UUID}
+    time_ms, uuid = split_time(cursor)
+    return {"after_ms": time_ms, "after_id": parse_uuid("cursor", uuid)}
+
+
+def time_cursor(time_ms: int, execution_id: ExecutionId) -> str:
+    """Where such a list ends."""
+    return f"{time_ms}-{uuid_of(execution_id)}"
 
 
 class Paged(Protocol):
