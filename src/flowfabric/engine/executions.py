@@ -146,8 +146,8 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         self, opened: Sequence[HeldCompletion | FlowFabricError]
     ) -> list[results.Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
-        return await self.shell.decide_remaining(
-            opened, await self._complete_sure(opened), completion_ask
+        return await self.shell.decide_opened(
+            opened, completion_ask, sure=await self._complete_sure(opened)
         )
 
     def _packed(self, completion: Completion) -> Completion:
@@ -265,8 +265,7 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         """Report many failed attempts at once; each gets its own answer or error."""
         checks.check_list("reports", reports, 0, BATCH_MAX)
         opened = [shell.value_or_error(self._report_ask, report) for report in reports]
-        sure: dict[int, results.FailResult] = {}
-        return await self.shell.decide_remaining(opened, sure, lambda ask: ask)
+        return await self.shell.decide_opened(opened, lambda ask: ask)
 
     def _report_ask(self, report: object) -> shell.Ask[results.FailResult]:
         if not isinstance(report, FailureReport):
@@ -366,7 +365,6 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         checks.check_list("handles", handles, 0, BATCH_MAX)
         why = checks.check_reason(reason)
         opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
-        nothing: dict[int, results.HandedBack] = {}
 
         def ask(handle: Handle) -> shell.Ask[results.HandedBack]:
             return shell.held_ask(
@@ -376,4 +374,4 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
                 ),
             )
 
-        return await self.shell.decide_remaining(opened, nothing, ask)
+        return await self.shell.decide_opened(opened, ask)

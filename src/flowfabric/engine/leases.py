@@ -375,20 +375,11 @@ class Leases(shell.Group):
             check_int("lock_wait_ms", lock_wait_ms, 0, LOCK_WAIT_MS_MAX)
         opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
-        if lock_wait_ms != 0:
-            return await self.shell.decide_remaining(
-                opened, sure, _handle_ask, lock_wait_ms=lock_wait_ms
-            )
-        rest = {
-            position: each
-            for position, each in enumerate(opened)
-            if position not in sure and isinstance(each, Handle)
-        }
-        answers = {**sure, **(await self._renew_free(rest) if rest else {})}
-        return [
-            each if isinstance(each, FlowFabricError) else answers[position]
-            for position, each in enumerate(opened)
-        ]
+        if lock_wait_ms == 0:
+            return await shell.answers_in_order(opened, sure, self._renew_free)
+        return await self.shell.decide_opened(
+            opened, _handle_ask, sure=sure, lock_wait_ms=lock_wait_ms
+        )
 
     async def find_lost_leases(self, handles: Sequence[Handle | bytes]) -> list[Handle]:
         """The given leases that were taken away. Changes nothing."""
@@ -400,26 +391,21 @@ class Leases(shell.Group):
         lost = await self.select_as(int, "lost_leases", **shell.lease_columns(opened))
         return [opened[position] for position in lost]
 
-    async def _renew_free(
-        self, handles: Mapping[int, Handle]
-    ) -> dict[int, Renewed | FlowFabricError]:
+    async def _renew_free(self, handles: Sequence[Handle]) -> list[Renewed | FlowFabricError]:
         """Decide about those that no other transaction has locked; read the others as they are."""
-        everybody = [handle.execution_id for handle in handles.values()]
 
-        async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:
-            held = await shell.lock_free(tx, everybody)
-            free = {i: each for i, each in handles.items() if each.execution_id not in held}
-            asks = [_handle_ask(handle) for handle in free.values()]
-            decided = await self.shell.decide_in(tx, asks)
+        async def body(tx: Transaction) -> list[Renewed | FlowFabricError]:
+            held = await shell.lock_free(tx, [each.execution_id for each in handles])
+            asks = [_handle_ask(each) for each in handles if each.execution_id not in held]
+            outcomes = await self.shell.decide_in(tx, asks)
+            decided = iter(outcomes)
             now_ms = await tx.now_ms()
-            return {
-                **dict(zip(free, decided, strict=True)),
-                **{
-                    i: _held_up(handle, held[handle.execution_id], now_ms)
-                    for i, handle in handles.items()
-                    if i not in free
-                },
-            }
+            return [
+                _held_up(each, held[each.execution_id], now_ms)
+                if each.execution_id in held
+                else next(decided)
+                for each in handles
+            ]
 
         return await self.store.transact(body)
 
