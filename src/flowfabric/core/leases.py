@@ -91,12 +91,15 @@ def check_fence(subject: decisions.Subject, fence: Fence | None, now_ms: int) ->
 def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
     """Only an operator acting for the worker may omit the fence."""
     check_text("source", source)
+    return None if fence is None and source == OPERATOR_OVERRIDE else require_fence(fence)
+
+
+def require_fence(fence: Fence | None) -> Fence:
+    """The fence of a worker that acts for itself."""
     if fence is None:
-        if source != OPERATOR_OVERRIDE:
-            raise errors.InvalidInput(
-                "fence", f"fence_required unless the source is {OPERATOR_OVERRIDE}"
-            )
-        return None
+        raise errors.InvalidInput(
+            "fence", f"fence_required unless the source is {OPERATOR_OVERRIDE}"
+        )
     if not isinstance(fence, Fence):
         raise errors.InvalidInput("fence", "must be a Fence", fence)
     if not (fence.lease_id and fence.attempt_id):

@@ -14,7 +14,7 @@ from flowfabric.core import checks, executions, results
 from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.handles import Handle
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
-from flowfabric.core.leases import Fence, check_fence_given
+from flowfabric.core.leases import Fence, require_fence
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import FailedStep
 from flowfabric.core.states import FailureClass, PublicState
@@ -340,9 +340,7 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         message: str | None = None,
     ) -> results.Updated:
         """`progress` by id and fence."""
-        given = check_fence_given(fence, "worker")
-        if given is None:
-            raise InvalidInput("fence", "must be given")
+        given = require_fence(fence)
         _check_progress(percent, message)
         return await self.shell.decide_about(
             execution_id,

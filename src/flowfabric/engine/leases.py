@@ -35,13 +35,13 @@ from flowfabric.core.leases import (
     Fence,
     Granted,
     WorkerIdentity,
-    check_fence_given,
     check_holder,
     check_ttl,
     compare_fence,
     decide_hold,
     decide_renew,
     on_last_chance,
+    require_fence,
 )
 from flowfabric.core.records import Execution, view_of
 from flowfabric.core.results import Claimed, Renewed
@@ -436,8 +436,7 @@ class Leases(shell.Group):
     ) -> Renewed:
         """Extend a lease named by its fence instead of a handle."""
         check_ttl(lease_ttl_ms)
-        given = check_fence_given(fence, source="worker")
-        assert given is not None
+        given = require_fence(fence)
         ask = _renew_ask(self.shell.check_execution_id(execution_id), given, lease_ttl_ms)
         return await self.shell.decide(ask)
 
