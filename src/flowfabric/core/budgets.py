@@ -254,7 +254,7 @@ ReserveOutcome = Reserved | HardBreach | UsageAlreadyApplied
 
 _OUTCOME: Final = msgspec.json.Decoder(Counted | HardBreach)
 
-Outcome = TypeVar("Outcome", covariant=True)
+T = TypeVar("T", covariant=True)
 
 
 def encode_outcome(outcome: Counted | HardBreach) -> str:
@@ -359,11 +359,11 @@ class Account(Struct, frozen=True):
     wanted: Amounts = NOTHING
 
 
-class Posting(Struct, Generic[Outcome], frozen=True):
+class Posting(Struct, Generic[T], frozen=True):
     """The account after a request, and the answer to the caller."""
 
     account: Account
-    outcome: Outcome
+    outcome: T
 
 
 _AMOUNTS: Final = msgspec.json.Decoder(dict[str, Annotated[int, msgspec.Meta(ge=0)]])

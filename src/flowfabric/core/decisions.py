@@ -37,7 +37,7 @@ from flowfabric.errors import FlowFabricError
 # A decision holds whole records and events, so every change of state travels
 # with its history and both land in one transaction or not at all.
 
-Answer = TypeVar("Answer", covariant=True)
+A = TypeVar("A", covariant=True)
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -52,10 +52,10 @@ class Changes(Struct, frozen=True, kw_only=True):
 NO_CHANGES = Changes()
 
 
-class Decision(Struct, Generic[Answer], frozen=True, kw_only=True):
+class Decision(Struct, Generic[A], frozen=True, kw_only=True):
     """Changes, and the answer to the caller."""
 
-    answer: Answer
+    answer: A
     changes: Changes = NO_CHANGES
 
 
