@@ -25,7 +25,7 @@ Reply = TypeVar("Reply")
 K = TypeVar("K")
 T = TypeVar("T")
 
-COUNT_MAX = 500
+BATCH_ITEMS_MAX = 500
 PARALLEL = 2
 SPLIT_PARALLEL = 4
 """How many items of a refused batch are tried at once, each alone."""
@@ -49,7 +49,7 @@ class GroupCommit(Generic[Item, Reply]):
         self,
         commit: Commit[Item, Reply],
         *,
-        count_max: int = COUNT_MAX,
+        count_max: int = BATCH_ITEMS_MAX,
         delay_s: float = 0.0,
         parallel: int = PARALLEL,
         patience_s: float = math.inf,

@@ -28,7 +28,7 @@ from flowfabric.errors import Corruption, InvalidInput
 DEPTH_MAX: Final = 4
 """A composite at the root is at depth 1; each composite inside another is one deeper."""
 NODES_MAX: Final = 256
-COUNT_MAX: Final = 10_000
+SIGNAL_COUNT_MAX: Final = 10_000
 
 OPERATOR_ONLY_NAME: Final = "__operator_only__"
 TIMEOUT_ONLY_NAME: Final = "__timeout_only__"
@@ -306,7 +306,7 @@ def _check_depth(depth: int, place: str) -> None:
 
 def _check_count(node: Count, place: str) -> None:
     keys = node.waitpoints
-    if check_int(f"{FIELD}.n", node.n, 0, COUNT_MAX) == 0:
+    if check_int(f"{FIELD}.n", node.n, 0, SIGNAL_COUNT_MAX) == 0:
         raise InvalidInput(FIELD, f"count_n_zero at path {place}: must be at least 1")
     if not isinstance(keys, tuple):
         raise InvalidInput(FIELD, f"waitpoints must be a tuple at path {place}")
