@@ -12,7 +12,7 @@ leaves every other for later waits. So `observe` needs only the signals used so 
 no part that still lacks one has seen another.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -82,11 +82,6 @@ class TimeoutOnly(Struct, frozen=True, tag=True):
 
 Condition: TypeAlias = Single | Count | AllConditions | OperatorOnly | TimeoutOnly
 Leaf: TypeAlias = Single | Count
-
-
-def all_of_waitpoints(keys: Iterable[str]) -> AllConditions:
-    """Any signal on each of these waitpoints."""
-    return AllConditions(tuple(Single(key) for key in keys))
 
 
 # Evaluating -------------------------------------------------------------------
