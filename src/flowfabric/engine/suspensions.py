@@ -287,5 +287,4 @@ async def lock_suspending(
 
 
 def checked_request(resume_condition: Condition, options: SuspendOptions) -> SuspendRequest:
-    new_ids = iter(shell.new_uuid, "")
-    return check_suspend(new_ids=new_ids, resume_condition=resume_condition, **options)
+    return check_suspend(new_id=shell.new_uuid, resume_condition=resume_condition, **options)
