@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from msgspec import structs
 
-from flowfabric.batching import Answer, Commit, GroupCommit, Item
+from flowfabric.batching import Commit, GroupCommit, Item, Reply
 from flowfabric.core.checks import check_optional_text, check_text
 from flowfabric.core.handles import Handle, HandleKind
 from flowfabric.core.policies import Duration, duration_ms
@@ -81,8 +81,8 @@ class Reports:
         )
         self.usage: GroupCommit[BudgetRequest, BudgetOutcome] = self._group(engine.post_to_budgets)
 
-    def _group(self, report: Commit[Item, Answer]) -> GroupCommit[Item, Answer]:
-        async def report_in_time(items: Sequence[Item]) -> Sequence[Answer | FlowFabricError]:
+    def _group(self, report: Commit[Item, Reply]) -> GroupCommit[Item, Reply]:
+        async def report_in_time(items: Sequence[Item]) -> Sequence[Reply | FlowFabricError]:
             with statements_within(self.patience_s):
                 return await report(items)
 

@@ -74,19 +74,11 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
     payload: Raw
 
 
-class UnreadablePayload(Struct, frozen=True, kw_only=True):
-    """Why a payload could not be read: stored by versions that ended the wait with that."""
-
-    field: str
-    problem: str
-
-
 class StoredWait(Struct, frozen=True, kw_only=True):
     """How a wait ended, as its step holds it."""
 
     ended: Literal["signals", "timeout", "operator"]
     signals: tuple[StoredSignal, ...] = ()
-    refusal: UnreadablePayload | None = None
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -341,8 +333,6 @@ def _check(ended: StoredWait, what: str) -> None:
         raise errors.SignalTimeout(f"{what}: nothing met it in time")
     if ended.ended == "operator":
         raise errors.SignalTimeout(f"{what}: an operator ended the wait without it")
-    if ended.refusal is not None:
-        raise errors.InvalidInput(ended.refusal.field, ended.refusal.problem)
 
 
 def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
