@@ -1,7 +1,10 @@
 """Which code is seen to take the results of others as they arrive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import sysconfig
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from flowfabric.worker.asyncio_tasks import BranchTask, current_line
 from flowfabric.worker.branches import Line
 
 TURNS = 5
-Body = Callable[[list["asyncio.Task[None]"]], Awaitable[object]]
+Body = Callable[[list["asyncio.Task[None]"]], Coroutine[object, object, object]]
 
 
 async def as_completed(tasks: list["asyncio.Task[None]"]) -> None:
@@ -38,16 +41,22 @@ async def one(tasks: list["asyncio.Task[None]"]) -> None:
     await tasks[0]
 
 
-LIBRARY: dict[str, Body] = {}
-exec(  # The code of a package other than this one.
-    "async def first_of(tasks): await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)",
-    {"__name__": "library.connecting", "asyncio": asyncio},
-    LIBRARY,
-)
+def another_module(name: str, directory: str) -> Body:
+    """A function that takes the first that ends, in a module of another package."""
+    code = "async def first_of(tasks):\n"
+    code += "    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)"
+    found: dict[str, Body] = {}
+    path = str(Path(directory, *name.split(".")).with_suffix(".py"))
+    exec(compile(code, path, "exec"), {"__name__": name, "asyncio": asyncio}, found)
+    return found["first_of"]
+
+
+LIBRARY = another_module("library.connecting", sysconfig.get_path("purelib"))
+BESIDE = another_module("helpers", str(Path(__file__).parent))
 
 
 async def seen(body: Body, count: int = 2) -> bool:
-    """Whether calls of code here count as made in order of arrival, after this has begun."""
+    """Whether calls count as made in order of arrival, after this has begun."""
 
     async def never() -> None:
         await asyncio.get_running_loop().create_future()
@@ -57,17 +66,15 @@ async def seen(body: Body, count: int = 2) -> bool:
     loop = asyncio.get_running_loop()
     tasks = [BranchTask(n, never(), loop=loop, context=None) for n in range(count)]
 
-    async def run() -> None:
-        current_line.set(line)
-        await body(list(tasks))
-
-    running = asyncio.create_task(run())
+    context = copy_context()
+    context.run(current_line.set, line)
+    running = asyncio.create_task(body(list(tasks)), context=context)
     for _ in range(TURNS):
         await asyncio.sleep(0)
     for each in (running, *tasks):
         each.cancel()
     await asyncio.wait([running])
-    return line.arrivals.count_here
+    return bool(line.arrivals)
 
 
 @pytest.mark.parametrize("body", [as_completed, first_of, for_a_time])
@@ -87,8 +94,24 @@ async def test_code_that_waits_for_all_of_them_does_not(body: Body) -> None:
     assert not await seen(body)
 
 
+async def called_here(tasks: list["asyncio.Task[None]"]) -> None:
+    await LIBRARY(tasks)
+
+
 async def test_what_a_library_takes_is_nothing_to_the_calls_of_others() -> None:
-    assert not await seen(LIBRARY["first_of"])
+    assert not await seen(called_here)
+
+
+async def test_what_a_branch_of_the_library_takes_is_of_its_own() -> None:
+    assert await seen(LIBRARY)
+
+
+async def helped(tasks: list["asyncio.Task[None]"]) -> None:
+    await BESIDE(tasks)
+
+
+async def test_what_another_module_of_the_same_project_takes_counts() -> None:
+    assert await seen(helped)
 
 
 async def test_a_task_is_seen_to_wait_at_a_queue() -> None:
@@ -106,7 +129,7 @@ async def test_a_task_is_seen_to_wait_at_a_queue() -> None:
     assert [waits_at_queue(each) for each in tasks] == [True, False]
     arrivals = Arrivals()
     arrivals.at_queue(tasks[0])
-    assert arrivals.count_here
+    assert arrivals
     queue.put_nowait(1)
     event.set()
     await asyncio.gather(*tasks)

@@ -5,15 +5,19 @@ does with what it took is in that order. asyncio tells of the first two: what th
 to be called when it ends, has a name. A task at a queue has to be caught waiting there.
 
 Libraries take results so, too: to connect to the first of several addresses, say, or to wait for a
-free connection. That is nothing to the calls of the handler. So it counts for calls that code of
-the same package makes, and for no others.
+free connection. That is nothing to the calls of the handler. So it counts only if code of the
+user's own does it: code that is not installed, or is of the same package as the task or branch.
+Whichever module then makes the calls, they may be in another order in every run.
 """
 
 import asyncio
 import inspect
+import os
+import site
+import sysconfig
 from asyncio import queues, tasks
-from collections.abc import Mapping
-from types import FunctionType
+from collections.abc import Iterable, Iterator
+from types import FrameType, FunctionType
 from typing import Final
 
 from flowfabric.worker.asyncio_tasks import awaited_in, is_from
@@ -23,41 +27,38 @@ _AS_COMPLETED: Final = (
     "_AsCompletedIterator._handle_completion",
 )
 _WAIT: Final = "_wait.<locals>._on_completion"
-_NO_PACKAGE: Final = ("", "asyncio", "flowfabric")
+_NOT_TOLD_FROM: Final = ("", "asyncio", "flowfabric")
+"""Packages that only pass on what their callers do."""
+_INSTALLED: Final = tuple(
+    os.path.join(path, "")
+    for path in {*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib")}
+)
 
 
 class Arrivals:
     """How the code of one line takes the results of others."""
 
-    __slots__ = ("_added", "_packages")
+    __slots__ = ("_added", "_taken")
 
     def __init__(self) -> None:
-        self._packages: frozenset[str] = frozenset()
-        """Those whose code takes them as they arrive."""
+        self._taken = False
         self._added: object = None
 
     def __bool__(self) -> bool:
-        return bool(self._packages)
-
-    @property
-    def count_here(self) -> bool:
-        """Whether the code that is running is of such a package."""
-        return bool(self._packages) and _package_here() in self._packages
+        """Whether code of the user's own has taken them as they arrive."""
+        return self._taken
 
     def added(self, callback: object) -> None:
         """Its task has added this to a branch; with several, it takes the first that ends."""
         if _takes_first(callback):
             if callback == self._added:
-                self._packages |= {_package_here()}
+                self._taken |= _is_own(reversed([*_running_here()]))
             self._added = callback
 
     def at_queue(self, running: object) -> None:
         """The code that waits in its task does so for what others put into a queue."""
-        frames = (each.cr_frame for each in reversed(awaited_in(running)))
-        packages = (_package(frame.f_globals) for frame in frames if frame is not None)
-        found = next((each for each in packages if each not in _NO_PACKAGE), None)
-        if found is not None:
-            self._packages |= {found}
+        frames = (each.cr_frame for each in awaited_in(running))
+        self._taken |= _is_own(frame for frame in frames if frame is not None)
 
     def let_go(self) -> None:
         """Drop what asyncio has added, which may lead back here."""
@@ -85,16 +86,24 @@ def _takes_first(callback: object) -> bool:
     return timed or held.get("return_when") == asyncio.FIRST_COMPLETED
 
 
-def _package_here() -> str:
-    """The package whose code is running, other than asyncio and the engine."""
+def _running_here() -> Iterator[FrameType]:
+    """The frames of the running task, from the innermost to that of its coroutine."""
+    task = asyncio.current_task()
+    outermost = getattr(None if task is None else task.get_coro(), "cr_frame", None)
     frame = inspect.currentframe()
     while frame is not None:
-        package = _package(frame.f_globals)
-        if package not in _NO_PACKAGE:
-            return package
-        frame = frame.f_back
-    return ""
+        yield frame
+        frame = None if frame is outermost else frame.f_back
 
 
-def _package(variables: Mapping[str, object]) -> str:
-    return str(variables.get("__name__", "")).partition(".")[0]
+def _is_own(frames: Iterable[FrameType]) -> bool:
+    """Whether the innermost of these, from the outermost on, is code of the user's own."""
+    told = [frame for frame in frames if _package(frame) not in _NOT_TOLD_FROM]
+    if not told:
+        return False
+    installed = told[-1].f_code.co_filename.startswith(_INSTALLED)
+    return not installed or _package(told[-1]) == _package(told[0])
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -317,7 +317,7 @@ class Line:
 
     def _arrives(self) -> bool:
         """Whether code goes on here as results arrive of branches that work outside of calls."""
-        found = self.journal.works_outside and self.arrivals.count_here
+        found = self.journal.works_outside and bool(self.arrivals)
         if found:
             self.journal.is_uncertain()
         return found
