@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Final, NamedTuple, NoReturn, TypeVar
@@ -98,6 +98,11 @@ class HeldLease:
             "worker_instance_id": claimed.handle.worker_instance_id,
             "task": claimed.execution_kind,
         }
+
+    def stepped(self) -> None:
+        """A step has been stored."""
+        if self.on_step is not None:
+            self.on_step()
 
     def confirm(self, asked_at_s: float) -> None:
         self.unsettled = False
@@ -284,14 +289,9 @@ class FencedTransaction:
         with self._refusing(), statements_within(self._patience_s):
             while True:
                 self._inside.approach()
-                try:
-                    broken_by = self._engine.enter_fence_on_sync(
-                        self._connection, self._lease.handle
-                    )
-                except errors.LockTimeout:
-                    continue
-                break
-        self._inside.enter(broken_by)
+                with suppress(errors.LockTimeout):
+                    enter = self._engine.enter_fence_on_sync
+                    return self._inside.enter(enter(self._connection, self._lease.handle))
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
@@ -308,14 +308,9 @@ class FencedTransaction:
         with statements_within(self._patience_s):
             while True:
                 self._inside.approach()
-                try:
-                    broken_by = await self._engine.enter_fence_on(
-                        self._connection, self._lease.handle
-                    )
-                except errors.LockTimeout:
-                    continue
-                break
-        self._inside.enter(broken_by)
+                with suppress(errors.LockTimeout):
+                    enter = self._engine.enter_fence_on
+                    return self._inside.enter(await enter(self._connection, self._lease.handle))
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:

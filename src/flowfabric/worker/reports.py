@@ -89,9 +89,14 @@ class Reports:
         return GroupCommit(report_in_time)
 
     async def close(self) -> None:
-        await self.frames.close()
-        await self.usage.close()
-        for group in (self.completions, self.failures, self.steps, self.returns):
+        for group in (
+            self.frames,
+            self.usage,
+            self.completions,
+            self.failures,
+            self.steps,
+            self.returns,
+        ):
             await group.close()
 
     async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:

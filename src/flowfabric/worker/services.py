@@ -226,15 +226,13 @@ class Recorder:
         ):
             if isinstance(answer, errors.FlowFabricError):
                 raise answer
-            if self._lease.on_step is not None:
-                self._lease.on_step()
+            self._lease.stepped()
 
     async def _send(self, step: NewStep) -> StepStored:
         report = StepReport(handle=self._lease.handle, step=step)
         reports = self._shared.reports
         stored = await reports.repeat(self._lease, partial(reports.steps.add, report))
-        if self._lease.on_step is not None:
-            self._lease.on_step()
+        self._lease.stepped()
         return stored
 
 
