@@ -39,12 +39,12 @@ from flowfabric.worker.blame import blame
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.digests import known_by
+from flowfabric.worker.emitter import frames_of, patch_of
 from flowfabric.worker.failures import RESULT_OF, failure_of, stored_outcome
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.journal import Patch
 from flowfabric.worker.leases import FencedTransaction, clock_s
 from flowfabric.worker.parking import fitting
-from flowfabric.worker.reports import frames_of, patch_of
 from flowfabric.worker.services import (
     Services,
     check_step,

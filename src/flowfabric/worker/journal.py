@@ -25,6 +25,7 @@ from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.asyncio_tasks import current_line, inside_step
 from flowfabric.worker.branches import DurableCall, Line, SeenFailure, root_line
 from flowfabric.worker.digests import BY_NAME, KnownBy
+from flowfabric.worker.emitter import come_further
 from flowfabric.worker.failures import (
     GIVEN_UP,
     Children,
@@ -37,7 +38,6 @@ from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.moved_calls import NOTHING_KEPT, KeptSteps, Moves, stored_call
 from flowfabric.worker.parking import Parking
 from flowfabric.worker.pools import LOOK_AGAIN_S, Patience, Pools
-from flowfabric.worker.reports import come_further
 from flowfabric.worker.turns import Turns
 
 # Calls as they are stored, and stored steps as a run meets them -------------

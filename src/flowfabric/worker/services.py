@@ -35,6 +35,7 @@ from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
 from flowfabric.worker.asyncio_tasks import inside_step
 from flowfabric.worker.branches import DurableCall
+from flowfabric.worker.emitter import Emitter
 from flowfabric.worker.failures import why_lost
 from flowfabric.worker.functions import Functions, Raised
 from flowfabric.worker.journal import Journal
@@ -47,7 +48,7 @@ from flowfabric.worker.leases import (
     stop_here,
 )
 from flowfabric.worker.parking import Parking, Pause
-from flowfabric.worker.reports import Emitter, Reports
+from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 
 # Noticing that a handler has called a verb and not awaited it ---------------
