@@ -26,6 +26,7 @@ from msgspec import Struct, structs
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.task import Task
 from flowfabric.worker import failures
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.threads import Late, Threads
 
 # Processes of our own for tasks that keep a core busy -----------------------
@@ -323,3 +324,38 @@ def _kept(call: Callable[[], object]) -> object:
         return contained(call)
     except CANCELLATIONS as error:
         return Raised(error)
+
+
+class Unfinished:
+    """Step functions of one attempt that still run; the attempt does not fail before they end.
+
+    When a branch fails, the steps of others continue, and a thread does even if it was cancelled.
+    Their effects happen: unless their results are stored, the next attempt repeats them.
+    """
+
+    __slots__ = ("_none", "count", "late")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.late: tuple[tuple[DurableCall, object], ...] = ()
+        """Results that threads returned after the handler had cancelled the call."""
+        self._none: asyncio.Event | None = None
+        """Made for the one who waits."""
+
+    def begin(self) -> None:
+        self.count += 1
+
+    def end(self) -> None:
+        self.count -= 1
+        if self._none is not None and not self.count:
+            self._none.set()
+
+    def came_late(self, call: DurableCall, returned: bool, result: object) -> None:
+        if returned and not isinstance(result, Raised) and not inspect.isawaitable(result):
+            self.late += ((call, result),)
+        self.end()
+
+    async def wait(self) -> None:
+        while self.count:
+            self._none = asyncio.Event()
+            await self._none.wait()
