@@ -81,10 +81,10 @@ class UnreadablePayload(Struct, frozen=True, kw_only=True):
     problem: str
 
 
-class StoredWait(Struct, frozen=True, kw_only=True):
+class WaitOutcome(Struct, frozen=True, kw_only=True, rename={"ended_by": "ended"}):
     """How a wait ended, as its step holds it."""
 
-    ended: Literal["signals", "timeout", "operator"]
+    ended_by: Literal["signals", "timeout", "operator"]
     signals: tuple[StoredSignal, ...] = ()
     refusal: UnreadablePayload | None = None
 
@@ -140,7 +140,7 @@ def _waitpoint_id(services: Services, call: DurableCall, stored: Step | None) ->
     return named_id(services.lease.claimed.execution_id, "waitpoint", call.identity)
 
 
-async def received(
+async def signals_of(
     services: Services, wait: Wait, what: str, kind: object
 ) -> tuple[Signal[object], ...]:
     """The signals that ended a wait, with decoded payloads; raises if there are none.
@@ -152,35 +152,35 @@ async def received(
         stored = await services.journal.find(call)
         if stored is None:
             try:
-                ended = await _ended(services, wait, kind)
+                outcome = await _outcome_of(services, wait, kind)
             except errors.CodecFailed as error:
                 # The codec cannot read it yet: the handler is parked.
                 await services.parking.until_code_fits(unfitting(error))
                 raise
-            await services.journal.store_later(call, result=msgspec.json.encode(ended))
+            await services.journal.store_later(call, result=msgspec.json.encode(outcome))
         else:
-            ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
+            outcome = msgspec.json.decode(stored.result or b"null", type=WaitOutcome)
         try:
-            _check(ended, what)
+            _require_signals(outcome, what)
             return await fitting(
-                services.parking, lambda: tuple(_signal(each, kind) for each in ended.signals)
+                services.parking, lambda: tuple(_decoded(each, kind) for each in outcome.signals)
             )
         except BaseException as error:
             blame(services.lease, call, error)
             raise
 
 
-async def _ended(services: Services, wait: Wait, kind: object) -> StoredWait:
+async def _outcome_of(services: Services, wait: Wait, kind: object) -> WaitOutcome:
     """How a wait ended, with signals that all fit: it goes on after those that do not."""
     began_s = clock_s()
     for number in range(PAUSES_MAX):
-        view = await _pause_ended(services, wait, number)
+        view = await _ended_pause(services, wait, number)
         if view is None:
-            return StoredWait(ended="timeout")
-        ended = _stored(view, wait.condition)
-        unfit = {} if ended is None else _unfit(ended, kind)
-        if ended is not None and not unfit:
-            return ended
+            return WaitOutcome(ended_by="timeout")
+        outcome = _outcome_of_pause(view, wait.condition)
+        unfit = {} if outcome is None else _unfit_signals(outcome, kind)
+        if outcome is not None and not unfit:
+            return outcome
         if unfit:
             await _set_aside(services, view, unfit)
         if unfit or (view.close_reason or "").startswith(SET_ASIDE):
@@ -188,7 +188,7 @@ async def _ended(services: Services, wait: Wait, kind: object) -> StoredWait:
     raise errors.MaxReplaysExhausted(f"{wait.call.key} was waited for {PAUSES_MAX} times")
 
 
-async def _pause_ended(services: Services, wait: Wait, number: int) -> SuspensionView | None:
+async def _ended_pause(services: Services, wait: Wait, number: int) -> SuspensionView | None:
     """One pause of a wait, once it is over; None if it has timed out beside a working branch."""
     services.check()
     with services.parking.working():
@@ -199,7 +199,7 @@ async def _pause_ended(services: Services, wait: Wait, number: int) -> Suspensio
             view = await services.describe_suspension(suspension_id)
         if view is not None:
             return view
-        pause = _pause(services, wait, suspension_id)
+        pause = _pause_of(services, wait, suspension_id)
         made = services.waitpoints_made + len(pause.fresh)
         if counts_waitpoints(wait.condition) or made > OPEN_WAITPOINTS_MAX:
             view = await _take_or_announce(services, pause)
@@ -267,7 +267,7 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView |
         await asyncio.wait([parked])
 
 
-def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
+def _pause_of(services: Services, wait: Wait, suspension_id: str) -> Pause:
     execution_id = services.lease.claimed.execution_id
     keys = referenced_waitpoint_keys(wait.condition)
     return Pause(
@@ -285,20 +285,20 @@ def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
     )
 
 
-def _stored(view: SuspensionView, condition: Condition) -> StoredWait | None:
+def _outcome_of_pause(view: SuspensionView, condition: Condition) -> WaitOutcome | None:
     """How a pause ended; None if the wait begins another, as after a replay."""
     if not view.resumed:
         by_operator = (view.close_reason or "").startswith(RESUMED_BY)
-        return StoredWait(ended="operator") if by_operator else None
+        return WaitOutcome(ended_by="operator") if by_operator else None
     if view.satisfied_at_ms is None:
-        return StoredWait(ended="timeout")
+        return WaitOutcome(ended_by="timeout")
     ranks = ranks_of(condition)
     # In the order the condition names them; signals of one name, and others, as they arrived.
     ordered = sorted(view.signals, key=lambda each: ranks.get(each.signal_name, len(ranks)))
-    return StoredWait(ended="signals", signals=tuple(_stored_signal(each) for each in ordered))
+    return WaitOutcome(ended_by="signals", signals=tuple(_as_stored(each) for each in ordered))
 
 
-def _stored_signal(signal: ResumeSignal) -> StoredSignal:
+def _as_stored(signal: ResumeSignal) -> StoredSignal:
     return StoredSignal(
         signal_id=signal.signal_id,
         name=signal.signal_name,
@@ -323,10 +323,10 @@ def _as_json(signal: ResumeSignal) -> Raw:
     return Raw(msgspec.json.encode(signal.payload))
 
 
-def _unfit(ended: StoredWait, kind: object) -> dict[str, str]:
+def _unfit_signals(outcome: WaitOutcome, kind: object) -> dict[str, str]:
     """The signals whose payloads do not fit, by id, and why not."""
     found: dict[str, str] = {}
-    for each in ended.signals:
+    for each in outcome.signals:
         try:
             _payload(each, kind)
         except errors.InvalidInput as error:
@@ -335,17 +335,17 @@ def _unfit(ended: StoredWait, kind: object) -> dict[str, str]:
     return found
 
 
-def _check(ended: StoredWait, what: str) -> None:
+def _require_signals(outcome: WaitOutcome, what: str) -> None:
     """Raise if the wait ended without signals that the handler can use."""
-    if ended.ended == "timeout":
+    if outcome.ended_by == "timeout":
         raise errors.SignalTimeout(f"{what}: nothing met it in time")
-    if ended.ended == "operator":
+    if outcome.ended_by == "operator":
         raise errors.SignalTimeout(f"{what}: an operator ended the wait without it")
-    if ended.refusal is not None:
-        raise errors.InvalidInput(ended.refusal.field, ended.refusal.problem)
+    if outcome.refusal is not None:
+        raise errors.InvalidInput(outcome.refusal.field, outcome.refusal.problem)
 
 
-def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
+def _decoded(stored: StoredSignal, kind: object) -> Signal[object]:
     return Signal(
         name=stored.name,
         payload=_payload(stored, kind),
@@ -411,7 +411,7 @@ class SignalVerbs(Verbs):
         """
         check_awaitable(self, "wait_for_signal")
         wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        made = self._received(wait, f"signal {name!r}", default, type, one=True)
+        made = self._signals_or_default(wait, f"signal {name!r}", default, type, one=True)
         return promised(self, "wait_for_signal", (name,), made)
 
     @overload
@@ -448,7 +448,9 @@ class SignalVerbs(Verbs):
         """
         check_awaitable(self, "wait_for")
         wait, what = self._wait_for(conditions, timeout)
-        return promised(self, "wait_for", conditions, self._received(wait, what, default, type))
+        return promised(
+            self, "wait_for", conditions, self._signals_or_default(wait, what, default, type)
+        )
 
     @on_loop
     def waitpoint(
@@ -487,11 +489,11 @@ class SignalVerbs(Verbs):
             raise errors.InvalidInput("wait_for", most, len(names))
         return self._wait("signals", condition, timeout), f"signals {', '.join(names)}"
 
-    async def _received(
+    async def _signals_or_default(
         self, wait: Wait, what: str, default: object, kind: object, *, one: bool = False
     ) -> object:
         try:
-            signals = await received(self._services, wait, what, kind)
+            signals = await signals_of(self._services, wait, what, kind)
         except errors.SignalTimeout:
             if default is _NO_DEFAULT:
                 raise
@@ -529,7 +531,7 @@ class BlockingSignalVerbs(BlockingVerbs[S_co]):
         """Wait for a signal without holding a worker; see `Context.wait_for_signal`."""
         verbs = self._context
         wait = verbs._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        made = verbs._received(wait, f"signal {name!r}", default, type, one=True)
+        made = verbs._signals_or_default(wait, f"signal {name!r}", default, type, one=True)
         return verbs._services.wait(made)
 
     @overload
@@ -562,4 +564,4 @@ class BlockingSignalVerbs(BlockingVerbs[S_co]):
         """Wait until all conditions are met; see `Context.wait_for`."""
         verbs = self._context
         wait, what = verbs._wait_for(conditions, timeout)
-        return verbs._services.wait(verbs._received(wait, what, default, type))
+        return verbs._services.wait(verbs._signals_or_default(wait, what, default, type))
