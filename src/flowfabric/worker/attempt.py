@@ -228,7 +228,7 @@ class RunningAttempt:
             if isinstance(report, Completion):
                 result = report
             elif report is not None:
-                await self._report(report)
+                await self._report_or_log(report)
             elif self.lease.lost == ENDED and not self._abandoned:
                 await self._hand_back_late()
         finally:
@@ -237,7 +237,9 @@ class RunningAttempt:
             else:
                 # Its answer comes with those of others; the task ends before.
                 self._let_go()
-                self._shared.reports.completions.hand_in(result, partial(self._answered, result))
+                self._shared.reports.completions.hand_in(
+                    result, partial(self._completion_answered, result)
+                )
 
     async def _hand_back_late(self) -> None:
         """Hand back a lease that was not renewed in time, so that the store counts no death."""
@@ -282,7 +284,7 @@ class RunningAttempt:
             return self._own_failure(error)
         return report
 
-    def _answered(self, result: Completion, answer: Completed | Exception) -> None:
+    def _completion_answered(self, result: Completion, answer: Completed | Exception) -> None:
         if isinstance(answer, Exception):
             self._running = self._task_of(self._complete_again(result))
         else:
@@ -292,7 +294,7 @@ class RunningAttempt:
         """Until the database is back, or to hear why it is refused."""
         completions = self._shared.reports.completions
         try:
-            await self._report(lambda: completions.add(result))
+            await self._report_or_log(lambda: completions.add(result))
         finally:
             self._end()
 
@@ -420,7 +422,7 @@ class RunningAttempt:
             progress = claimed_progress(told)
         elif not self.lease.first_run:
             engine, execution_id = self._shared.engine, self.lease.handle.execution_id
-            loading = self._shared.reports.send(
+            loading = self._shared.reports.call_engine(
                 self.lease, lambda: engine.read_progress(execution_id)
             )
             progress = await fenced(self.lease, loading)
@@ -441,7 +443,7 @@ class RunningAttempt:
     async def _with_inputs(self, payload: bytes) -> bytes:
         """The arguments, with results of the nodes it waited for put in."""
         engine, execution_id = self._shared.engine, self.lease.handle.execution_id
-        results = await self._shared.reports.send(
+        results = await self._shared.reports.call_engine(
             self.lease, lambda: engine.read_execution_inputs(execution_id)
         )
         return fill_in(self.task, payload, results)
@@ -561,27 +563,27 @@ class RunningAttempt:
             structs.replace(failure, reason=reason, failure_class=FailureClass.TRANSIENT)
         )
 
-    async def _report(self, report: ReportCall) -> None:
+    async def _report_or_log(self, report: ReportCall) -> None:
         try:
             try:
-                await self._send(report)
+                await self._report_or_fail(report)
             except Exception as error:
-                await self._send(self._own_failure(error))
+                await self._report_or_fail(self._own_failure(error))
         except Exception:
             log.exception(
                 "could not be finished; its lease will expire", extra=self.lease.log_fields
             )
 
-    async def _send(self, report: ReportCall) -> None:
+    async def _report_or_fail(self, report: ReportCall) -> None:
         try:
             try:
-                await self._shared.reports.send(self.lease, report)
+                await self._shared.reports.call_engine(self.lease, report)
             except errors.Validation as error:
                 # Every later attempt would ask for the same, and be refused the same.
                 refusal = failures.ReportedFailure(
                     None, str(error), FailureClass.PERMANENT, error.code
                 )
-                await self._shared.reports.send(self.lease, self._failure(refusal))
+                await self._shared.reports.call_engine(self.lease, self._failure(refusal))
         except errors.FlowFabricError as error:
             log.log(
                 level_of(error), "the report was refused: %s", error, extra=self.lease.log_fields

@@ -120,7 +120,7 @@ class Emitter:
         if inside_step.get() is not None:
             return False
         if self._spoke_ms is None:
-            self._spoke_ms = await self._reports.send(self._lease, self._when_spoke)
+            self._spoke_ms = await self._reports.call_engine(self._lease, self._when_spoke)
         line = current_line.get()
         return line is not None and line.news_ms <= self._spoke_ms
 
@@ -138,7 +138,7 @@ class Emitter:
             self._waiting.append(frame)
             self._bytes += len(frame.payload)
         if self._sending is None and self._waiting:
-            self._sending = self._loop.create_task(self._send())
+            self._sending = self._loop.create_task(self._store_waiting())
 
     @property
     def is_full(self) -> bool:
@@ -177,7 +177,7 @@ class Emitter:
         if refused is not None:
             raise refused
 
-    async def _send(self) -> None:
+    async def _store_waiting(self) -> None:
         try:
             while self._waiting:
                 await self._store(tuple(self._take()))
@@ -208,7 +208,7 @@ class Emitter:
         """All of them but those that are refused, in order."""
         append = FrameAppend(handle=self._lease.handle, frames=frames)
         try:
-            await self._reports.send(self._lease, partial(self._reports.frames.add, append))
+            await self._reports.call_engine(self._lease, partial(self._reports.frames.add, append))
         except Validation as error:
             # An append is stored as a whole or not at all.
             if len(frames) == 1:

@@ -74,17 +74,20 @@ class Reports:
         ):
             await group.close()
 
-    async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
-        """Make a report that is safe to repeat; repeat it while the database is away."""
+    async def call_engine(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that is safe to repeat, and repeat it while the database is away.
+
+        Each try ends after `patience_s`.
+        """
 
         async def in_time() -> T:
             with statements_within(self.patience_s):
                 return await report()
 
-        return await self.repeat(lease, in_time)
+        return await self.until_answered(lease, in_time)
 
-    async def repeat(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
-        """The same for a report that is sent with others, which is in time.
+    async def until_answered(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a report while the database is away. Ending each try in time is left to it.
 
         Raises `LeaseExpired` once the lease may have passed to another worker.
         """
@@ -179,13 +182,17 @@ class Recorder:
             return
         reports = [StepReport(handle=self._lease.handle, step=step) for step in steps]
         engine = self._engine
-        for answer in await self._reports.send(self._lease, lambda: engine.record_steps(reports)):
+        for answer in await self._reports.call_engine(
+            self._lease, lambda: engine.record_steps(reports)
+        ):
             if isinstance(answer, errors.FlowFabricError):
                 raise answer
             self._lease.stepped()
 
     async def _store_one(self, step: NewStep) -> StepStored:
         report = StepReport(handle=self._lease.handle, step=step)
-        stored = await self._reports.repeat(self._lease, partial(self._reports.steps.add, report))
+        stored = await self._reports.until_answered(
+            self._lease, partial(self._reports.steps.add, report)
+        )
         self._lease.stepped()
         return stored

@@ -361,7 +361,7 @@ class Services:
         """Make an idempotent call to the engine."""
         check_outside(self.lease)
         await self._recorder.room()
-        return await fenced(self.lease, self._shared.reports.send(self.lease, report))
+        return await fenced(self.lease, self._shared.reports.call_engine(self.lease, report))
 
 
 async def _contained(work: Coroutine[object, object, T], done: "concurrent.futures.Future[T]") -> T:

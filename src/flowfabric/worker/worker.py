@@ -512,7 +512,7 @@ class Worker:
         back_ms = lease.store_now_ms() + back_in_ms
         delay = partial(self._engine.delay, lease.handle, back_ms, begun=False)
         try:
-            await self._reports.send(lease, delay)
+            await self._reports.call_engine(lease, delay)
         except FlowFabricError as error:
             log.log(level_of(error), "could not be put aside: %s", error, extra=lease.log_fields)
         self._heartbeat.remove(lease)
@@ -625,7 +625,7 @@ class Worker:
                 reason=reason,
             )
             try:
-                await self._reports.send(batch[0], hand_back)
+                await self._reports.call_engine(batch[0], hand_back)
             except FlowFabricError as error:
                 log.log(
                     level_of(error), "%d leases could not be handed back: %s", len(batch), error
