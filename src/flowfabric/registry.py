@@ -1,4 +1,4 @@
-"""What a program declares: its tasks, and which of them run by the clock.
+"""What a program declares: its tasks, and which of them are scheduled.
 
     @app.schedule("0 6 * * *", timezone="Europe/Rome")
     def morning_report(ctx: Context) -> None: ...

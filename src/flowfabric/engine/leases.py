@@ -121,7 +121,7 @@ class LoneMembers:
 
 
 def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:
-    """Whether a lease or an attempt runs out before reconcilers look by themselves."""
+    """Whether a lease or an attempt runs out before the reconcilers' next regular look."""
     if lease_ttl_ms <= topics.DUE_HINT_WITHIN_MS:
         return bool(leases)
     later_ms = lease_ttl_ms - topics.DUE_HINT_WITHIN_MS

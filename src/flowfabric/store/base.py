@@ -227,7 +227,7 @@ class Transaction(Saving, Protocol):
         ...
 
     def announce(self, topic: str) -> None:
-        """Hint a topic that nobody asks about again soon: other processes hear of it with the
+        """Hint a topic that listeners rarely poll: other processes hear of it with the
         commit, even if this one ends at once. That costs a statement."""
         ...
 

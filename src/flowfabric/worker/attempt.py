@@ -71,7 +71,7 @@ async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
         except errors.NotFound as error:
             if error.id == handle.execution_id:
                 raise
-            # The handler runs again at once, and learns it where it asks for the result.
+            # The handler runs again at once, and gets the error where it asks for the result.
             await engine.delay(handle, lease.store_now_ms())
     else:
         assert until_ms is not None
@@ -114,7 +114,7 @@ async def expire(engine: Engine, lease: HeldLease) -> None:
 
 
 async def retry_after_outage(engine: Engine, lease: HeldLease, met: str) -> None:
-    """Run again in a moment: no trouble of the database counts against a run."""
+    """Run again in a moment: database trouble never counts against a run."""
     why = f"it met an outage, which is no failure, and runs again: {met}"
     until_ms = lease.store_now_ms() + OUTAGE_PAUSE_MS
     await engine.delay(lease.handle, until_ms, why=shorten(why, TEXT_BYTES_MAX))
@@ -182,7 +182,7 @@ class RunningAttempt:
         self._running = self._task_of(self._run())
 
     def _task_of(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
-        """In the worker's context: the caller here has its own."""
+        """Make a task that runs in the worker's context, not in the caller's."""
         shared = self._shared
         return asyncio.Task(
             work,
@@ -514,7 +514,7 @@ class RunningAttempt:
 
     def _failed(self, error: BaseException) -> ReportCall:
         if outage_behind(error, self.lease.broken_by):
-            # No trouble of the database counts against a run.
+            # Database trouble never counts against a run.
             # The log has told of the outage of an app's database, but of no other.
             level = logging.INFO if OUTAGES.told_lately() else logging.WARNING
             met = f"{type(error).__name__}: {failures.text_of(error)}"
@@ -554,9 +554,9 @@ class RunningAttempt:
 
     def _own_failure(self, error: Exception, raised: BaseException | None = None) -> ReportCall:
         """Fail the run for an error of our own, or it would look as if the worker had died."""
-        log.error("could not tell what became of it", exc_info=error, extra=self.lease.log_fields)
+        log.error("could not determine the outcome", exc_info=error, extra=self.lease.log_fields)
         failure = failures.report_of(error)
-        reason = f"the worker could not tell what became of it: {failure.reason}"
+        reason = f"the worker could not determine the outcome: {failure.reason}"
         if raised is not None:
             reason += f"; the handler raised {type(raised).__name__}: {failures.text_of(raised)}"
         return self._failure(

@@ -58,7 +58,7 @@ _BINDING: Final = (
 """Known by their names and what they have bound."""
 _PLAIN: Final = (*_FIRM, *_FLEETING, uuid.UUID, enum.Enum)
 _FIXED: Final = (*_PLAIN, type(None), type)
-"""What nobody can change; a bytearray is none of it."""
+"""Types whose values nobody can change; bytearray is not one."""
 _rebinding: "weakref.WeakKeyDictionary[types.CodeType, frozenset[str]]" = (
     weakref.WeakKeyDictionary()
 )

@@ -167,11 +167,11 @@ class HeldLease:
 
 # One execution on its last chance at a time ---------------------------------
 #
-# Of all that a dead worker had in hand, nothing tells which killed it. Those whose next such death
-# fails them are begun one after the other, each until it has got on or ended, and the others are
-# put aside before it begins: what then kills the worker is among those in hand, and of those
-# on their last chance it is the only one. Nor does anything else begin beside it at first: where
-# several kill their workers, one that is new would take it along.
+# Nothing tells which of a dead worker's executions killed it. Those that the next such death would
+# fail are begun one at a time, each until it has made progress or ended, and the others are put
+# aside before it begins: if the worker dies then, the suspect is the only last-chance execution
+# that it held. Nothing else begins beside it at first, either: where several executions kill their
+# workers, the death that a new one causes would be held against it.
 
 ALONE_S: Final = 5.0
 """How long that is: what kills its worker mostly does so at once."""
@@ -366,7 +366,7 @@ async def watch_loop(
 ) -> None:
     """Log an error when a loop, which runs in the given thread, does nothing for `after_s`.
 
-    Once for each standstill. Runs on another loop, in another thread.
+    Logs once per stall. Runs on another loop, in another thread.
     """
     while not loop.is_closed():
         answered = threading.Event()
@@ -387,7 +387,7 @@ def _tell(thread_id: int, after_s: float) -> None:
         "a handler blocks the event loop for more than %s s; its leases are kept, but nothing else"
         " runs meanwhile. Make it a plain function, which runs in a thread. It is here: %s",
         after_s,
-        "nowhere any more" if frame is None else place_of(frame),
+        "it has moved on" if frame is None else place_of(frame),
     )
 
 
@@ -427,7 +427,7 @@ LOST_CHECK_GAP_S: Final = 0.2
 
 
 class Renewal(NamedTuple):
-    """How it went."""
+    """The outcome of one renewal."""
 
     answered: bool
     """There was an answer for each lease."""

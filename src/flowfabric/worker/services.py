@@ -86,7 +86,7 @@ class Promises:
             caller = asyncio.current_task()
         except RuntimeError:
             caller = None
-        # A handler that awaits one after the other has one of them at most.
+        # A handler that awaits its calls one by one never has more than one open.
         if self._made and self._made[-1].is_kept:
             self._made.pop()
         self._made.append(Promise(called, coroutine, caller))

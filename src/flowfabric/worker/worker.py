@@ -127,7 +127,7 @@ class WorkerSettings:
     def with_given(
         self, lanes: LaneWeights | None, capabilities: Sequence[str], concurrency: int | None
     ) -> "WorkerSettings":
-        """The same, but for what is given."""
+        """These settings with the given values in place of their own."""
         return replace(
             self,
             lanes=lanes or self.lanes,
@@ -377,14 +377,14 @@ class Worker:
             supervisor.start()
         try:
             await self._claim_until_stopped()
-            # What is still to be claimed should not look as if this worker took it.
+            # Unclaimed work must not look as if this worker will take it.
             withdrawing = announcing.cancel()
             await self._drain()
         finally:
             if supervisor is not None:
                 await supervisor.stop()
-            # Twice would keep a worker from withdrawing its presence. To ask the task is no good:
-            # a timeout that is up cancels it as well.
+            # A second cancellation would keep a worker from withdrawing its presence. Checking the
+            # task would not help: an expired timeout cancels it too.
             if not withdrawing:
                 announcing.cancel()
             for task in background:
@@ -424,7 +424,7 @@ class Worker:
                     self._slot_freed.clear()
                     continue
                 if wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
-                    # Handlers end all the time: soon there is room for more at once.
+                    # Handlers finish constantly: wait a moment and claim a larger batch.
                     await asyncio.sleep(GATHER_S)
                     wanted = self._wanted() or wanted
                 try:
@@ -508,7 +508,10 @@ class Worker:
         return len(claimed)
 
     async def _put_aside(self, lease: HeldLease, back_in_ms: int) -> None:
-        """Let go of one that has not begun: another has its turn. Its deaths still count."""
+        """Release an execution that has not begun, because another goes first.
+
+        Deaths of its workers still count.
+        """
         back_ms = lease.store_now_ms() + back_in_ms
         delay = partial(self._engine.delay, lease.handle, back_ms, begun=False)
         try:
