@@ -1,12 +1,12 @@
 """Code that takes results as they arrive: `asyncio.as_completed`, `asyncio.wait`, a queue.
 
-Where branches work outside of calls, they arrive in another order in every run, and whatever code
-does with what it took is in that order. asyncio tells of the first two: what they add to a branch,
-to be called when it ends, has a name. A task at a queue has to be caught waiting there.
+Where branches work outside of calls, their results arrive in another order in every run, and code
+that takes them acts in that order. The first two can be recognised: the callback that asyncio adds
+to a branch has a name. A task at a queue has to be caught waiting there.
 
-Libraries take results so, too: to connect to the first of several addresses, say, or to wait for a
-free connection. That is nothing to the calls of the handler. So it counts for calls that code of
-the same package makes, and for no others.
+Libraries take results that way, too: for example, to connect to the first of several addresses, or
+to wait for a free connection. That does not concern the handler's calls, so it counts only for
+calls made by code of the same package.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._packages: frozenset[str] = frozenset()
-        """Those whose code takes them as they arrive."""
+        """The packages whose code takes results as they arrive."""
         self._added: object = None
 
     def __bool__(self) -> bool:
@@ -41,18 +41,18 @@ class Arrivals:
 
     @property
     def count_here(self) -> bool:
-        """Whether the code that is running is of such a package."""
+        """Whether the running code belongs to such a package."""
         return bool(self._packages) and _package_here() in self._packages
 
     def added(self, callback: object) -> None:
-        """Its task has added this to a branch; with several, it takes the first that ends."""
+        """Its task added this to a branch; with several branches, it takes the first to end."""
         if _takes_first(callback):
             if callback == self._added:
                 self._packages |= {_package_here()}
             self._added = callback
 
     def at_queue(self, running: object) -> None:
-        """The code that waits in its task does so for what others put into a queue."""
+        """The code in its task waits for what others put into a queue."""
         frames = (each.cr_frame for each in reversed(awaited_in(running)))
         packages = (_package(frame.f_globals) for frame in frames if frame is not None)
         found = next((each for each in packages if each not in _NO_PACKAGE), None)
@@ -69,12 +69,12 @@ def waits_at_queue(running: object) -> bool:
     inner = awaited_in(running)
     if not inner or not is_from(inner[-1], queues.__file__, "get"):
         return False
-    # At a queue of its own, `as_completed` waits for branches.
+    # `as_completed` waits for branches at a queue of its own.
     return len(inner) == 1 or not is_from(inner[-2], tasks.__file__, "_wait_for_one")
 
 
 def _takes_first(callback: object) -> bool:
-    """Whether asyncio adds this to tasks to go on with the first that ends, or after a time."""
+    """Whether asyncio adds this callback to continue with the first task that ends, or in time."""
     if getattr(callback, "__module__", None) != tasks.__name__:
         return False
     name: object = getattr(callback, "__qualname__", None)

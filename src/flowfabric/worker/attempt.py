@@ -1,7 +1,7 @@
 """One attempt: run the handler, then report its outcome.
 
 Every attempt ends in one of these ways: its result completes the execution, its
-exception fails it, its wait parks it, a stop of ours hands it back, or its lease
+exception fails it, its wait parks it, the worker stops and hands it back, or its lease
 is gone and there is nothing to report. No handler ends the worker.
 """
 
@@ -53,7 +53,7 @@ TIMEOUT_GRACE_S: Final = 0.05
 """Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
 TIMEOUT_TRIES: Final = 20
 OUTAGE_PAUSE_MS: Final = 1_000
-"""How long a handler rests that met an outage where no verb of its context waits it out."""
+"""How long a handler rests after an outage that no verb of its context waited out."""
 
 
 async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
@@ -146,7 +146,7 @@ class AttemptOwner(Protocol):
         """The handler was told to stop."""
 
     def handler_ended(self, attempt: "RunningAttempt") -> None:
-        """It no longer holds a slot, whether or not its end was reported."""
+        """The attempt no longer holds a slot, whether or not its end was reported."""
 
     def attempt_ended(self, attempt: "RunningAttempt") -> None:
         """The end has been reported, or nothing more can be done about it."""
@@ -158,7 +158,7 @@ class RunningAttempt:
     def __init__(
         self, shared: Shared, lease: HeldLease, task: Task[..., object], owner: AttemptOwner
     ) -> None:
-        """What the handler does not use is not made: without a context it has no journal."""
+        """Makes only what the handler uses: without a context, it has no journal."""
         self.lease = lease
         self.task = task
         self.stopping: Stop | None = None
@@ -174,7 +174,7 @@ class RunningAttempt:
         self._handler_ended = False
         self._abandoned = False
         self._went_on = False
-        """Whether the handler completed, or is to run on later, whatever failed in it."""
+        """Whether the handler completed, or will continue later, whatever failed in it."""
 
     def start(self) -> None:
         self.started_s = time.monotonic()
@@ -198,7 +198,7 @@ class RunningAttempt:
         self.stopping = why
         if self._services is not None:
             self._services.stop(reason)
-        # A task that has not begun would end without a word.
+        # A task that has not begun would end without reporting anything.
         if self._begun and self._running is not None:
             self._running.cancel(reason)
         self._owner.stop_asked(self)
@@ -235,7 +235,7 @@ class RunningAttempt:
             if result is None:
                 self._end()
             else:
-                # Its answer comes with those of others; the task ends before.
+                # The answer comes with those of other attempts, after this task has ended.
                 self._let_go()
                 self._shared.reports.completions.hand_in(
                     result, partial(self._completion_answered, result)
@@ -352,7 +352,7 @@ class RunningAttempt:
         return Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
 
     async def _after_steps(self, report: ReportCall | None) -> ReportCall | None:
-        """What to report of a failure, once the steps have ended that ran beside it."""
+        """What to report of a failure, once the steps that ran beside it have ended."""
         assert self._running is not None
         before = self.stopping
         if self._services is not None and before is None:
@@ -441,7 +441,7 @@ class RunningAttempt:
             raise unfitting(error) from None
 
     async def _with_inputs(self, payload: bytes) -> bytes:
-        """The arguments, with results of the nodes it waited for put in."""
+        """The arguments, filled in with the results of the nodes it waited for."""
         engine, execution_id = self._shared.engine, self.lease.handle.execution_id
         results = await self._shared.reports.call_engine(
             self.lease, lambda: engine.read_execution_inputs(execution_id)
@@ -452,7 +452,7 @@ class RunningAttempt:
         """The result as it is stored."""
         engine = self._shared.engine
         try:
-            # Busy: the handler has returned, whatever a branch it left behind waits for.
+            # Counts as busy: the handler has returned, whatever a branch it left behind waits for.
             with nullcontext() if self._services is None else self._services.parking.working():
                 stored = await engine.to_store(result)
         except errors.CodecFailed as error:
@@ -478,7 +478,7 @@ class RunningAttempt:
                     raise
         return thread.result()
 
-    # What became of it
+    # How it ended
 
     def _after_stop(self) -> ReportCall | None:
         engine, handle = self._shared.engine, self.lease.handle
@@ -505,7 +505,7 @@ class RunningAttempt:
 
     def _after_error(self, error: BaseException) -> ReportCall | None:
         if self.stopping is Stop.PARK:
-            # What a handler raises while it is unwound is of no interest: it runs again.
+            # It does not matter what a handler raises while it is unwound: it runs again.
             return self._after_stop()
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
@@ -515,7 +515,7 @@ class RunningAttempt:
     def _failed(self, error: BaseException) -> ReportCall:
         if outage_behind(error, self.lease.broken_by):
             # Database trouble never counts against a run.
-            # The log has told of the outage of an app's database, but of no other.
+            # The log has reported an outage of the app's own database, but of no other.
             level = logging.INFO if OUTAGES.told_lately() else logging.WARNING
             met = f"{type(error).__name__}: {failures.text_of(error)}"
             log.log(level, "met an outage, and runs again: %s", met, extra=self.lease.log_fields)
@@ -579,7 +579,7 @@ class RunningAttempt:
             try:
                 await self._shared.reports.call_engine(self.lease, report)
             except errors.Validation as error:
-                # Every later attempt would ask for the same, and be refused the same.
+                # Every later attempt would make the same report and get the same refusal.
                 refusal = failures.ReportedFailure(
                     None, str(error), FailureClass.PERMANENT, error.code
                 )
@@ -607,6 +607,6 @@ def names_fit(arguments: Arguments, payload: bytes) -> bool:
     try:
         given = msgspec.json.decode(payload or b"{}", type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # What a codec has written may be read by code that has it.
+        # Code with the codec may be able to read what it has written.
         return not payload.startswith(ENCODED)
     return set(arguments.required) <= given.keys() and all(map(arguments.takes, given))

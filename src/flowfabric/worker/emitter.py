@@ -62,14 +62,14 @@ log = open_log(__name__)
 
 BACKLOG_FRAMES_MAX: Final = 10_000
 BACKLOG_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What may wait to be stored before the handler waits, too."""
+"""How much may wait to be stored before the handler has to wait, too."""
 APPEND_BYTES_MAX: Final = 1024 * 1024
-"""What goes to the store at once, of one attempt."""
+"""How much of one attempt goes to the store at once."""
 TEXT_CHARS: Final = FRAME_BYTES_MAX // 4
 """Longer text is sent in several frames."""
 OUR_KINDS: Final = ("summary", "superseded")
 SEQ_BITS: Final = 32
-"""Of a frame's number; counting starts again under each lease."""
+"""How many bits of a frame's number count frames; the count starts again under each lease."""
 
 DURABLE: Final = Durable()
 NEVER_MS: Final = -1
@@ -112,11 +112,11 @@ class Emitter:
 
     @property
     def is_new(self) -> bool:
-        """Whether all that is emitted is: this attempt has not spoken before a pause."""
+        """Whether everything emitted is new: this attempt emitted nothing before a pause."""
         return self._spoke_ms == NEVER_MS
 
     async def repeats(self) -> bool:
-        """Whether what is emitted here has been, before a pause of this attempt."""
+        """Whether what is emitted here was already emitted before a pause of this attempt."""
         if inside_step.get() is not None:
             return False
         if self._spoke_ms is None:
@@ -186,7 +186,7 @@ class Emitter:
             self._lease.lose(await self._why_lost(error))
             self._give_up()
         except Exception as error:
-            # No fault of a frame: none of those that wait would fare better.
+            # Not the fault of a frame: the others that wait would fail as well.
             self._refuse(error)
             self._give_up()
         finally:
@@ -194,7 +194,7 @@ class Emitter:
             self._room.set()
 
     async def _why_lost(self, error: FlowFabricError) -> str:
-        """A closed stream does not say how its execution ended, which the handler is to know."""
+        """Find out how the execution ended, which a closed stream does not say, for the handler."""
         try:
             with statements_within(self._reports.patience_s):
                 await self._engine.renew(self._lease.handle)
@@ -205,7 +205,7 @@ class Emitter:
         return why_lost(error)
 
     async def _store(self, frames: tuple[NewFrame, ...]) -> None:
-        """All of them but those that are refused, in order."""
+        """Store all frames in order, except those that are refused."""
         append = FrameAppend(handle=self._lease.handle, frames=frames)
         try:
             await self._reports.call_engine(self._lease, partial(self._reports.frames.add, append))

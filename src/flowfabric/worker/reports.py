@@ -149,7 +149,7 @@ class Recorder:
             self._recording.add_done_callback(lambda _: busy.close())
 
     async def drain(self) -> None:
-        """Wait until all steps are stored that the handler did not wait for."""
+        """Wait until all steps that the handler did not wait for are stored."""
         while (recording := self._recording) is not None:
             if self._lease.lost is not None:
                 recording.cancel()
@@ -159,7 +159,7 @@ class Recorder:
                 self._recording = None
 
     async def _store_waiting(self) -> None:
-        """In order: a later run must not find a call without the one before it."""
+        """Store steps in order: a later run must not find a call without the one before it."""
         steps: list[NewStep] = []
         try:
             while self._later and self._refused is None:
@@ -177,7 +177,7 @@ class Recorder:
 
     async def _store_batch(self, steps: Sequence[NewStep]) -> None:
         if len(steps) == 1:
-            # Together with steps of other handlers.
+            # It goes together with steps of other handlers.
             await self._store_one(steps[0])
             return
         reports = [StepReport(handle=self._lease.handle, step=step) for step in steps]

@@ -65,7 +65,7 @@ class Promise(NamedTuple):
     @property
     def is_kept(self) -> bool:
         made = self.coroutine
-        # That of one which has ended is gone, and one that is under way has begun.
+        # A coroutine that has ended has no frame, and one that is under way has begun.
         return made.cr_frame is None or made.cr_suspended or made.cr_running
 
     def may_be_kept(self, handler: asyncio.Task[object] | None) -> bool:
@@ -168,7 +168,7 @@ class Services:
         self.pause = shared.pause
         self.stopped: str | None = None
         self.waitpoints_made = 0
-        """By this run of the handler, which makes each again; some may be closed by now."""
+        """By this run of the handler, which makes each one again; some may be closed by now."""
         self.promises = Promises()
         self.unfinished = Unfinished()
         self._emitter: Emitter | None = None
@@ -291,7 +291,7 @@ class Services:
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
         last = self._last_pause
         if last is not None and last.suspension_id == suspension_id and not last.is_open:
-            # A pause that has ended is changed by nobody but us.
+            # Only this handler changes a pause that has ended.
             check_outside(self.lease)
             return last
         execution_id = self.lease.claimed.execution_id
@@ -323,7 +323,7 @@ class Services:
         return created.execution_id
 
     def _child_id(self, parent: ExecutionId, identity: str) -> ExecutionId:
-        # A call whose arguments have changed since may have been what this one is now.
+        # Another call, whose arguments have changed since, may have had this identity.
         while not self.journal.children.may_submit(made := child_id(self.engine, parent, identity)):
             identity += "'"
         return made
@@ -365,7 +365,7 @@ class Services:
 
 
 async def _contained(work: Coroutine[object, object, T], done: "concurrent.futures.Future[T]") -> T:
-    """Errors that would end the event loop end only the handler's call."""
+    """Let errors that would end the event loop end only the handler's call."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:

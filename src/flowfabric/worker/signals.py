@@ -75,7 +75,7 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
 
 
 class UnreadablePayload(Struct, frozen=True, kw_only=True):
-    """Why a payload could not be read: stored by versions that ended the wait with that."""
+    """Why a payload could not be read. Only older versions ended the wait with that."""
 
     field: str
     problem: str
@@ -171,7 +171,7 @@ async def signals_of(
 
 
 async def _outcome_of(services: Services, wait: Wait, kind: object) -> WaitOutcome:
-    """How a wait ended, with signals that all fit: it goes on after those that do not."""
+    """How a wait ended, with signals that all fit. It continues after signals that do not."""
     began_s = clock_s()
     for number in range(PAUSES_MAX):
         view = await _ended_pause(services, wait, number)
@@ -214,7 +214,7 @@ async def _set_aside(services: Services, view: SuspensionView, unfit: Mapping[st
 
 
 def _left_ms(services: Services, wait: Wait, view: SuspensionView, began_s: float) -> int | None:
-    """What is left of the timeout of a wait that goes on after a pause."""
+    """The rest of the timeout of a wait that continues after a pause."""
     if wait.timeout_ms is None:
         return None
     if view.timeout_at_ms is None:
@@ -226,7 +226,7 @@ def _left_ms(services: Services, wait: Wait, view: SuspensionView, began_s: floa
 async def _take_or_announce(services: Services, pause: Pause) -> SuspensionView | None:
     """How the pause would end at once; a refusal is raised in the handler, which is not unwound.
 
-    Only the engine knows how many waitpoints there are, to count or besides.
+    Only the engine knows how many waitpoints there are.
     """
     try:
         return await services.take_signals(pause, announce=True)
@@ -360,7 +360,7 @@ def _payload(stored: StoredSignal, kind: object) -> object:
     try:
         return read_as(stored.payload, kind)
     except Exception as error:
-        # Models run the program's own code, which may raise anything.
+        # Models run the program's code, which may raise anything.
         raise errors.InvalidInput(
             f"payload of signal {stored.name}", f"does not fit the type asked for: {error}"
         ) from error
@@ -471,7 +471,7 @@ class SignalVerbs(Verbs):
     # Shared
 
     def _wait(self, step_name: str, condition: Condition, timeout: Duration | None) -> Wait:
-        # Happens when the verb is called, so that calls take their places in the order of the code.
+        # Runs when the verb is called, so that calls take their places in the order of the code.
         timeout_ms = optional_duration_ms("timeout", timeout)
         known = known_by(repr(condition), timeout_ms)
         call = self._services.journal.ask(StepKind.SIGNAL, step_name, known)

@@ -1,13 +1,13 @@
 """The worker: claims what it has slots for, runs it, and stops without losing anything.
 
 Claims come in batches, into free slots only, plus some ahead while handlers are
-quick, so that the next are on their way while these run; what no slot comes free for
-is handed back. Of executions that the next death of a worker fails, one is begun at a time.
+quick, so that the next are on their way while these run. The worker hands back those that get
+no slot. It begins one at a time of those that the next death of a worker would fail.
 All leases of the process are renewed together. Told to stop, it claims
 no more, hands back what it has not started, lets running handlers finish for a
 while, then stops them and hands their leases back too: nothing is left to expire.
-Nothing that goes wrong with the database or a handler ends it, except that the database
-is gone for good: a file that was deleted or replaced. Nothing can be handed back then.
+No trouble with the database or a handler ends it, unless the database is gone for good, as when
+its file was deleted or replaced. Then it can hand nothing back.
 """
 
 import asyncio
@@ -211,7 +211,7 @@ async def announce(
     finally:
         with suppress(FlowFabricError, TimeoutError):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                # What it has in hand it finishes, or hands back.
+                # It finishes what it has in hand, or hands it back.
                 await engine.mark_worker_dead(
                     settings.worker_instance_id,
                     namespace=namespace,
@@ -223,7 +223,7 @@ async def announce(
 async def release_blocked(
     engine: Engine, tasks: Mapping[str, Task[..., object]], namespace: str | None
 ) -> None:
-    """Let executions that other code has blocked look at the code of this worker."""
+    """Let executions that other code blocked try the code of this worker."""
     if not tasks:
         return
     try:
@@ -245,7 +245,7 @@ async def release_blocked(
 NAMED_MAX: Final = 5
 """How many running tasks are named when the worker stops."""
 OWN_IDS_S: Final = 1.0
-"""How long a stopping worker looks for the ids that users gave those."""
+"""How long a stopping worker looks up the ids that users gave those tasks."""
 IDLE_S: Final = 5.0
 """How often an idle worker looks for work that no hint has announced."""
 BACKOFF_FIRST_S: Final = 0.1
@@ -255,7 +255,7 @@ STUCK_S: Final = 1.0
 GATHER_S: Final = 0.005
 """How long a busy worker lets room gather before it asks for a few executions only."""
 UNREPORTED_PER_SLOT: Final = 4
-"""Results in hand that may wait to be reported, per slot, before claiming pauses."""
+"""How many results per slot may wait to be reported before claiming pauses."""
 
 
 class Worker:
@@ -307,7 +307,7 @@ class Worker:
         self._running: dict[RunningAttempt, None] = {}
         """Those whose handlers hold a slot, in the order they began; so they are stopped in it."""
         self._attempts: dict[RunningAttempt, None] = {}
-        """Those whose end has not been reported."""
+        """Attempts whose end has not been reported."""
         self._ready: HintListener | None = None
         """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
@@ -345,7 +345,7 @@ class Worker:
         the file was deleted or replaced, and `AccessDenied` when a server does not take its
         token, or not for this.
         """
-        # A task of its own: a cancelled claim may leave leases behind that no one knows of.
+        # In a separate task: a cancelled claim may leave behind leases that nobody knows of.
         running = asyncio.create_task(self._run())
         try:
             await asyncio.shield(running)
@@ -574,7 +574,7 @@ class Worker:
         self._free(attempt)
 
     async def _watch_for_lost(self) -> None:
-        """Something was cancelled or revoked: see at once whether it is ours."""
+        """Something was cancelled or revoked: check at once whether it is ours."""
         with self._engine.store.hints([LOST_TOPIC]) as hints:
             while True:
                 if await hints.wait(3_600) and self._running:
