@@ -80,7 +80,7 @@ READY_S = 2.0
 
 
 TESTS_OF_NO_APP: Final[list["App"]] = []
-"""Test apps that were not told for which app they stand in, while they are open."""
+"""The open test apps that were not told which app they replace."""
 
 
 class App(Registry):

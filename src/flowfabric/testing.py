@@ -280,7 +280,7 @@ class LocalApp(App):
         raise OperationTimeout("drain: the work does not end and", took_ms, why)
 
     async def _unended(self) -> str:
-        """The executions that have not ended, for people."""
+        """The executions that have not ended, as messages name them."""
         page = await self.engine.find_executions(
             ExecutionFilter(states=UNENDED), limit=UNENDED_NAMED_MAX
         )
