@@ -21,35 +21,35 @@ from flowfabric import errors
 from flowfabric.outages import NEVER, NO_ANSWER
 
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 K = TypeVar("K")
 T = TypeVar("T")
 
-COUNT_MAX = 500
+BATCH_ITEMS_MAX = 500
 PARALLEL = 2
 SPLIT_PARALLEL = 4
 """How many items of a refused batch are tried at once, each alone."""
 
-Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | errors.FlowFabricError]]]
+Commit = Callable[[Sequence[Item]], Awaitable[Sequence[Reply | errors.FlowFabricError]]]
 
 NO_ITEMS_FAULT = (*NO_ANSWER, *NEVER)
 """What concerns a whole batch: asking one by one cannot help."""
 
 
-class Entry(NamedTuple, Generic[Item, Answer]):
+class Entry(NamedTuple, Generic[Item, Reply]):
     item: Item
-    tell: Callable[[Answer | Exception], None]
+    tell: Callable[[Reply | Exception], None]
     since_s: float
 
 
-class GroupCommit(Generic[Item, Answer]):
+class GroupCommit(Generic[Item, Reply]):
     """Answers each `add` with its own answer or error. Belongs to one event loop."""
 
     def __init__(
         self,
-        commit: Commit[Item, Answer],
+        commit: Commit[Item, Reply],
         *,
-        count_max: int = COUNT_MAX,
+        count_max: int = BATCH_ITEMS_MAX,
         delay_s: float = 0.0,
         parallel: int = PARALLEL,
         patience_s: float = math.inf,
@@ -60,12 +60,12 @@ class GroupCommit(Generic[Item, Answer]):
         self._delay_s = delay_s
         self._parallel = parallel
         self._patience_s = patience_s
-        self._waiting: deque[Entry[Item, Answer]] = deque()
+        self._waiting: deque[Entry[Item, Reply]] = deque()
         self._flushes: set[asyncio.Task[None]] = set()
 
-    async def add(self, item: Item) -> Answer:
+    async def add(self, item: Item) -> Reply:
         """Hand in one item and wait for its answer."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         entry = self.hand_in(item, partial(_answer, future))
         try:
             return await future
@@ -75,11 +75,9 @@ class GroupCommit(Generic[Item, Answer]):
                 self._waiting.remove(entry)
             raise
 
-    def hand_in(
-        self, item: Item, tell: Callable[[Answer | Exception], None]
-    ) -> Entry[Item, Answer]:
+    def hand_in(self, item: Item, tell: Callable[[Reply | Exception], None]) -> Entry[Item, Reply]:
         """Hand in one item; `tell` is called with its answer, and must not raise."""
-        entry: Entry[Item, Answer] = Entry(item, tell, time.monotonic())
+        entry: Entry[Item, Reply] = Entry(item, tell, time.monotonic())
         self._waiting.append(entry)
         if len(self._flushes) < self._parallel:
             self._flushes.add(asyncio.create_task(self._flush()))
@@ -105,7 +103,7 @@ class GroupCommit(Generic[Item, Answer]):
         finally:
             self._flushes = {task for task in self._flushes if task is not asyncio.current_task()}
 
-    async def _commit_batch(self, batch: list[Entry[Item, Answer]]) -> None:
+    async def _commit_batch(self, batch: list[Entry[Item, Reply]]) -> None:
         try:
             answers = await self._commit([entry.item for entry in batch])
         except Exception as error:
@@ -114,7 +112,7 @@ class GroupCommit(Generic[Item, Answer]):
             for entry, answer in zip(batch, answers, strict=True):
                 entry.tell(answer)
 
-    async def _split(self, batch: list[Entry[Item, Answer]], error: Exception) -> None:
+    async def _split(self, batch: list[Entry[Item, Reply]], error: Exception) -> None:
         """A refused item does not fail its batch: each is tried alone."""
         if isinstance(error, NO_ITEMS_FAULT):
             self._refuse_late(error)
@@ -134,7 +132,7 @@ class GroupCommit(Generic[Item, Answer]):
             entry = self._waiting.popleft()
             entry.tell(errors.Transport("queue", detail, kind=errors.BackendErrorKind.TIMEOUT))
 
-    async def _commit_alone(self, entries: Iterator[Entry[Item, Answer]]) -> None:
+    async def _commit_alone(self, entries: Iterator[Entry[Item, Reply]]) -> None:
         for item, tell, _ in entries:
             try:
                 (answer,) = await self._commit([item])
@@ -144,7 +142,7 @@ class GroupCommit(Generic[Item, Answer]):
                 tell(answer)
 
 
-def _answer(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
+def _answer(future: "asyncio.Future[Reply]", answer: Reply | Exception) -> None:
     if future.done():
         return
     if isinstance(answer, Exception):

@@ -25,11 +25,10 @@ from typing import Final, Literal, Protocol, TypeVar
 from msgspec import Struct
 
 from flowfabric.core import gates
-from flowfabric.core.bounds import PAGE_MAX
+from flowfabric.core.bounds import AMOUNT_MAX, PAGE_MAX
 from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.limits import (
-    AMOUNT_MAX,
     WINDOW_MS_MAX,
     DeclaredLimit,
     LimitSource,

@@ -37,7 +37,7 @@ from flowfabric.parts import AppPart, check_execution_in
 
 T_co = TypeVar("T_co", covariant=True)
 
-NAME_BYTES_MAX: Final = 200
+SIGNAL_NAME_BYTES_MAX: Final = 200
 TOKEN_PREFIX: Final = "fft_"
 TOKEN_TEXT_MAX: Final = 1_024
 SIGNAL_PATIENCE_S: Final = 10.0
@@ -74,7 +74,7 @@ class Signal(Generic[T_co]):
 
 
 def check_name(name: object) -> str:
-    return checks.check_name("name", name, bytes_max=NAME_BYTES_MAX)
+    return checks.check_name("name", name, bytes_max=SIGNAL_NAME_BYTES_MAX)
 
 
 def all_of(*members: str | conditions.Condition) -> conditions.AllConditions:
@@ -94,7 +94,7 @@ def count(n: int, *names: str, distinct: Distinct = "signals") -> conditions.Cou
         raise InvalidInput("distinct", f"must be one of {', '.join(_KINDS)}", distinct)
     if not names:
         raise InvalidInput("count", "needs the name of at least one signal")
-    checks.check_int("count", n, 1, conditions.COUNT_MAX)
+    checks.check_int("count", n, 1, conditions.SIGNAL_COUNT_MAX)
     checked = tuple(check_name(name) for name in names)
     matcher: conditions.Matcher = (
         conditions.ByName(checked[0]) if len(checked) == 1 else conditions.Wildcard()

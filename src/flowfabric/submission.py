@@ -156,29 +156,42 @@ def check_names_one(calls: Sequence[Call[object]], options: Options) -> None:
             )
 
 
-def request_of(
-    call: Call[object], options: Options, namespace: str, *, limited: bool = True
-) -> NewExecution:
-    """The execution a call asks for; without limits unless `limited`."""
-    _check_namespace(call.task, namespace)
-    settings = call.task.settings
+def request_of(call: Call[object], options: Options, namespace: str) -> NewExecution:
+    """The execution a call asks for."""
+    shared = _shared_by_calls(call.task, options, namespace)
+    return _own_of(shared, call, options, limits=limit_uses(call, options, namespace))
+
+
+def _shared_by_calls(task: Task[..., object], options: Options, namespace: str) -> NewExecution:
+    """What all calls of a task ask for: its terms, without limits."""
+    _check_namespace(task, namespace)
+    settings = task.settings
     return NewExecution(
-        execution_kind=call.task.kind,
+        execution_kind=task.kind,
         lane_id=settings.lane if options.lane is None else options.lane,
         namespace=namespace,
-        input_payload=call.payload,
         payload_encoding=JSON,
         priority=settings.priority
         if options.priority is None
         else check_priority(options.priority),
+        tags=options.tags,
+        policy=policy_of(task, options, namespace),
+        delay_ms=optional_duration_ms("delay", options.delay),
+    )
+
+
+def _own_of(
+    shared: NewExecution, call: Call[object], options: Options, **others: object
+) -> NewExecution:
+    """The request of one call, from what it shares with others."""
+    return msgspec.structs.replace(
+        shared,
+        input_payload=call.payload,
         idempotency_key=options.idempotency_key,
         strict=options.strict,
-        tags=options.tags,
-        policy=policy_of(call.task, options, namespace),
-        delay_ms=optional_duration_ms("delay", options.delay),
         execution_id=options.execution_id,
         id_is_chosen=options.execution_id is not None,
-        limits=limit_uses(call, options, namespace) if limited else (),
+        **others,
     )
 
 
@@ -255,7 +268,7 @@ class Submissions:
         self._undecided: Counter[tuple[str, str]] = Counter()
         self._asking = asyncio.Semaphore(ASKING_MAX)
         self._limited_terms: dict[tuple[int, tuple[str, ...]], tuple[Terms, Terms]] = {}
-        self._usual_terms = lru_cache(maxsize=TERMS_KEPT)(self._check_terms)
+        self._usual = lru_cache(maxsize=TERMS_KEPT)(self._check_shared)
 
     def check(
         self,
@@ -267,40 +280,33 @@ class Submissions:
         """Check the calls; what they have in common is checked once."""
         check_names_one(calls, options)
         shared = {
-            task: self._check_terms(task, namespace, options)
+            task: self._check_shared(task, namespace, options)
             if options.has_terms
-            else self._usual_terms(task, namespace)
+            else self._usual(task, namespace)
             for task in {call.task: None for call in calls}
         }
         terms = [
-            self._under_limits(shared[each.task], each, options, namespace)
+            self._under_limits(shared[each.task][1], each, options, namespace)
             if each.task.limits or options.limits
-            else shared[each.task]
+            else shared[each.task][1]
             for each in calls
         ]
         if parent is None and not options.names_one:
             payloads = [each.payload for each in calls]
             return self._engine.check_payloads(list(zip(terms, payloads, strict=True)))
-        request = NewExecution(
-            execution_kind="",
-            idempotency_key=options.idempotency_key,
-            strict=options.strict,
-            execution_id=options.execution_id,
-            id_is_chosen=options.execution_id is not None,
-            parent_execution_id=parent,
-        )
         return [
             self._engine.check_request(
-                msgspec.structs.replace(request, input_payload=each.payload), own
+                _own_of(shared[each.task][0], each, options, parent_execution_id=parent), own
             )
             for each, own in zip(calls, terms, strict=True)
         ]
 
-    def _check_terms(
+    def _check_shared(
         self, task: Task[..., object], namespace: str, options: Options = NO_OPTIONS
-    ) -> Terms:
-        request = request_of(Call(task, b"{}"), options, namespace, limited=False)
-        return self._engine.check_terms(request)
+    ) -> tuple[NewExecution, Terms]:
+        """What calls of a task share, as a request and checked."""
+        request = _shared_by_calls(task, options, namespace)
+        return request, self._engine.check_terms(request)
 
     def _under_limits(
         self, terms: Terms, call: Call[object], options: Options, namespace: str

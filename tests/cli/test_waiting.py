@@ -3,13 +3,13 @@
 import re
 
 from flowfabric import Engine, connect
-from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.flow_joins import Dependency, Join
 from flowfabric.core.policies import ExecutionPolicy, RoutingRequirements, TimeoutPolicy
 from flowfabric.engine.shell import new_uuid
 from flowfabric.testing import SettableClock
 from tests.cli.command import run
+from tests.conditions import all_of_waitpoints
 
 
 async def test_signals_are_counted_and_named(engine: Engine, url: str) -> None:

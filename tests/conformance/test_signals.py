@@ -5,7 +5,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.bounds import SIGNAL_PAYLOAD_BYTES_MAX
-from flowfabric.core.conditions import OperatorOnly, Single, all_of_waitpoints
+from flowfabric.core.conditions import OperatorOnly, Single
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import WaitpointState
@@ -27,6 +27,7 @@ from flowfabric.errors import (
 )
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import WORKER, Given
 from tests.conformance.observed import (
     cursor_of,

@@ -3,12 +3,13 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.conditions import OperatorOnly, all_of_waitpoints
+from flowfabric.core.conditions import OperatorOnly
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalResult
 from flowfabric.core.states import PublicState
 from flowfabric.errors import NotFound, TargetNotSignalable, WaitpointNotFound
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import refused, refuses, unchanged
 from tests.conformance.pausing import TTL_MS, create, duplicate_of, effect_of, pause, paused

@@ -7,10 +7,10 @@ from flowfabric.core.conditions import (
     Count,
     CountKind,
     Single,
-    all_of_waitpoints,
 )
 from flowfabric.core.records import WaitpointState
 from flowfabric.errors import WaitpointClosed
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import Given
 from tests.conformance.observed import refused
 from tests.conformance.pausing import (

@@ -4,7 +4,7 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.bounds import KEPT_SIGNAL_BYTES_MAX, KEPT_SIGNALS_MAX, SIGNAL_PAYLOAD_BYTES_MAX
-from flowfabric.core.conditions import ByName, Count, CountKind, Single, all_of_waitpoints
+from flowfabric.core.conditions import ByName, Count, CountKind, Single
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.results import Claimed
@@ -20,6 +20,7 @@ from flowfabric.errors import (
     WrongSignalName,
 )
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import EVERY_STATE, LOST, SET_ASIDE, WAITING, Given
 from tests.conformance.observed import execution_of, refused
 from tests.conformance.pausing import TTL_MS, effect_of, pause

@@ -10,13 +10,13 @@ from flowfabric.core.conditions import (
     Count,
     CountKind,
     Single,
-    all_of_waitpoints,
 )
 from flowfabric.core.records import SignalEffect
 from flowfabric.core.signals import SignalAccepted
 from flowfabric.engine.suspensions import SuspendSatisfied
 from flowfabric.errors import KeptSignalsFull, WaitpointNotFound
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import Given
 from tests.conformance.observed import refused
 from tests.conformance.pausing import TTL_MS, effect_of, pause

@@ -5,7 +5,7 @@ from msgspec import structs
 
 from flowfabric import Engine
 from flowfabric.core.bounds import OPEN_WAITPOINTS_MAX
-from flowfabric.core.conditions import AllConditions, OperatorOnly, all_of_waitpoints
+from flowfabric.core.conditions import AllConditions, OperatorOnly
 from flowfabric.core.decisions import NO_LEASE
 from flowfabric.core.events import LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
@@ -43,6 +43,7 @@ from flowfabric.errors import (
     WaitpointAlreadyExists,
 )
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import UNKNOWN_ID, Given, fence_of
 from tests.conformance.observed import (
     call,

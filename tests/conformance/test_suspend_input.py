@@ -14,11 +14,11 @@ from flowfabric.core.conditions import (
     Single,
     TimeoutOnly,
     Wildcard,
-    all_of_waitpoints,
 )
 from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.waitpoints import FreshWaitpoint, UsePending
 from flowfabric.errors import AlreadySuspended, InvalidInput
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import Given
 from tests.conformance.observed import call, refused, refuses, unchanged
 from tests.conformance.pausing import APPROVED, new_id, paused

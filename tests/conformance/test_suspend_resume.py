@@ -4,7 +4,7 @@ import pytest
 from msgspec import json, structs
 
 from flowfabric import Engine
-from flowfabric.core.conditions import TimeoutOnly, all_of_waitpoints
+from flowfabric.core.conditions import TimeoutOnly
 from flowfabric.core.events import EventCategory
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.records import SignalEffect, SuspensionReason, TimeoutBehavior, WaitpointState
@@ -21,6 +21,7 @@ from flowfabric.core.states import (
 from flowfabric.errors import ExecutionNotSuspended, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import UNKNOWN_ID, Given
 from tests.conformance.observed import (
     cursor_of,

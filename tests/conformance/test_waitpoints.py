@@ -10,7 +10,6 @@ from flowfabric.core.conditions import (
     Count,
     CountKind,
     Single,
-    all_of_waitpoints,
 )
 from flowfabric.core.leases import OPERATOR_OVERRIDE
 from flowfabric.core.records import SignalEffect, Waitpoint, WaitpointState
@@ -33,6 +32,7 @@ from flowfabric.errors import (
 )
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import UNKNOWN_ID, Given, fence_of
 from tests.conformance.observed import (
     cursor_of,

@@ -4,7 +4,6 @@ import pytest
 
 from flowfabric import Engine
 from flowfabric.core.bounds import RETENTION_FAILED_MS
-from flowfabric.core.conditions import all_of_waitpoints
 from flowfabric.core.records import WaitpointState
 from flowfabric.core.results import Claimed, Completed
 from flowfabric.core.waitpoints import PendingWaitpoint
@@ -12,6 +11,7 @@ from flowfabric.engine.executions import Completion
 from flowfabric.errors import InvalidToken, NotFound
 from flowfabric.reconcilers import run_due
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import Given
 from tests.conformance.observed import execution_of
 from tests.conformance.pausing import create, new_id, paused, suspension_of, waitpoint_of

@@ -3,7 +3,7 @@
 import pytest
 
 from flowfabric import Engine
-from flowfabric.core.conditions import Single, all_of_waitpoints
+from flowfabric.core.conditions import Single
 from flowfabric.core.ids import WaitpointKey
 from flowfabric.core.leases import OPERATOR_OVERRIDE
 from flowfabric.core.waitpoints import PendingWaitpoint
@@ -11,6 +11,7 @@ from flowfabric.engine.suspensions import Suspended, SuspendOutcome
 from flowfabric.engine.waitpoints import Inbox, InboxEntry
 from flowfabric.errors import InvalidWaitpointKey, LeaseExpired, WaitpointClosed
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import Given
 from tests.conformance.observed import refused, refuses, unchanged
 from tests.conformance.pausing import Pause, new_id, paused

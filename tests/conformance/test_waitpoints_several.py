@@ -1,7 +1,7 @@
 """Suspensions that take over several waitpoints made beforehand, or some beside fresh ones."""
 
 from flowfabric import Engine
-from flowfabric.core.conditions import Condition, Count, CountKind, all_of_waitpoints
+from flowfabric.core.conditions import Condition, Count, CountKind
 from flowfabric.core.records import SignalEffect, WaitpointState
 from flowfabric.core.results import Claimed
 from flowfabric.core.states import PublicState
@@ -15,6 +15,7 @@ from flowfabric.errors import (
     WaitpointNotPending,
 )
 from flowfabric.testing import SettableClock
+from tests.conditions import all_of_waitpoints
 from tests.conformance.given import Given
 from tests.conformance.observed import execution_of, refused
 from tests.conformance.pausing import TTL_MS, create, effect_of, new_id, pause, waitpoint_of

@@ -30,9 +30,10 @@ from flowfabric.core.ids import (
     partition_of,
     uuid_of,
 )
-from flowfabric.core.records import Execution, Record, SignalRecord, Suspension, Waitpoint
+from flowfabric.core.records import Execution, Record, SignalRecord, Suspension, Waitpoint, view_of
 from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.signals import (
+    Mailbox,
     SignalAccepted,
     SignalFindings,
     SignalRequest,
@@ -269,7 +270,7 @@ def by_the_core(world: World, before: Rows, request: SignalRequest) -> Changes:
     decision = decide_deliver(
         before.subject,
         request,
-        SignalFindings(waitpoint=waitpoint),
+        SignalFindings(mailbox=view_of(Mailbox, waitpoint), waitpoint=waitpoint),
         Timing(now_ms=world.now_ms),
     )
     assert isinstance(decision.answer, SignalAccepted)

@@ -1,6 +1,7 @@
 """Executions in any state, made by the core alone: no store, no clock."""
 
 from collections.abc import Callable
+from itertools import count
 
 from msgspec import structs
 
@@ -166,9 +167,10 @@ def asking(condition: Condition = APPROVED, **options: object) -> SuspendRequest
         "continuation_metadata_pointer": None,
         "idempotency_key": None,
     }
+    numbers = count()
     return check_suspend(
         resume_condition=condition,
-        new_ids=(f"00000000-0000-4000-8000-0000000000b{number}" for number in range(9)),
+        new_id=lambda: f"00000000-0000-4000-8000-0000000000b{next(numbers)}",
         **plain | options,
     )
 

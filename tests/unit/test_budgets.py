@@ -7,6 +7,7 @@ from msgspec import structs
 
 from flowfabric.core import budget_terms as terms
 from flowfabric.core import budgets as rules
+from flowfabric.core.bounds import AMOUNT_MAX
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate, UsageDimensions
 from flowfabric.core.budgets import (
     Account,
@@ -168,7 +169,7 @@ def test_a_budget_nobody_created_counts_and_says_so() -> None:
 
 
 def test_a_dimension_counts_no_further_than_every_reader_can() -> None:
-    budget = account(usage={"a": rules.AMOUNT_MAX})
+    budget = account(usage={"a": AMOUNT_MAX})
 
     with pytest.raises(InvalidInput, match="a budget counts up to 9007199254740991"):
         rules.report(budget, {"a": 1}, NOW)

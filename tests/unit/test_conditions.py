@@ -18,7 +18,6 @@ from flowfabric.core.conditions import (
     TimeoutOnly,
     Wildcard,
     accepts,
-    all_of_waitpoints,
     check_condition,
     encode_condition,
     is_satisfied,
@@ -32,6 +31,7 @@ from flowfabric.core.conditions import (
 from flowfabric.core.ids import SignalId, WaitpointId, WaitpointKey, parse_execution_id
 from flowfabric.core.records import SignalEffect, SignalFacts
 from flowfabric.errors import Corruption, InvalidInput
+from tests.conditions import all_of_waitpoints
 
 EXECUTION = parse_execution_id("{fp:7}:11111111-1111-4111-8111-111111111111")
 

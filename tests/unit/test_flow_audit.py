@@ -3,15 +3,8 @@
 import pytest
 from msgspec import structs
 
-from flowfabric.core.flow_endings import (
-    Ending,
-    counts,
-    holds_back,
-    next_audit,
-    overlooked,
-    postponed,
-    requeued,
-)
+from flowfabric.core.flow_audit import next_audit, overlooked, requeued
+from flowfabric.core.flow_endings import Ending, counts, holds_back, postponed
 from flowfabric.core.flow_joins import NewEdge, new_edge, new_flow, new_group
 from flowfabric.core.flow_records import (
     DependencyState,

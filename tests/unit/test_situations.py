@@ -38,7 +38,7 @@ from flowfabric.core.parking import (
     decide_wake,
 )
 from flowfabric.core.policies import RetryPolicy
-from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior
+from flowfabric.core.records import SignalEffect, SignalFacts, TimeoutBehavior, view_of
 from flowfabric.core.resumption import decide_expire_suspension, decide_resume
 from flowfabric.core.signals import Mailbox, SignalFindings, SignalRequest, decide_deliver
 from flowfabric.core.situations import (
@@ -292,7 +292,8 @@ def renew(subject: Subject, timing: Timing) -> Changes:
 
 def signal(subject: Subject, timing: Timing, *, keep: bool = False) -> Changes:
     waitpoint = None if keep or not subject.waitpoints else subject.waitpoints[0]
-    found = SignalFindings(waitpoint=waitpoint, mailbox=MAILBOX)
+    mailbox = MAILBOX if waitpoint is None else view_of(Mailbox, waitpoint)
+    found = SignalFindings(mailbox=mailbox, waitpoint=waitpoint)
     return decide_deliver(subject, SIGNAL, found, timing).changes
 
 

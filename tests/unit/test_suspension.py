@@ -17,6 +17,7 @@ from flowfabric.core.records import (
     TimeoutBehavior,
     Waitpoint,
     WaitpointState,
+    view_of,
 )
 from flowfabric.core.results import AlreadySatisfied
 from flowfabric.core.resumption import (
@@ -27,6 +28,7 @@ from flowfabric.core.resumption import (
     decide_resume,
 )
 from flowfabric.core.signals import (
+    Mailbox,
     SignalAccepted,
     SignalDuplicate,
     SignalFindings,
@@ -90,6 +92,22 @@ def sending(name: str = "approved", **fields: object) -> SignalRequest:
 def open_waitpoint(subject: Subject) -> Waitpoint:
     (waitpoint,) = subject.waitpoints
     return waitpoint
+
+
+def findings(
+    waitpoint: Waitpoint,
+    *,
+    by_token: bool = False,
+    dedup: SignalDedup | None = None,
+    recorded: bool = False,
+) -> SignalFindings:
+    return SignalFindings(
+        mailbox=view_of(Mailbox, waitpoint),
+        waitpoint=waitpoint,
+        by_token=by_token,
+        dedup=dedup,
+        recorded=recorded,
+    )
 
 
 def with_pending(subject: Subject) -> Subject:
@@ -160,7 +178,7 @@ def test_an_answer_is_repeated_to_who_got_it_or_who_holds_the_lease_now() -> Non
 
 def test_a_signal_that_fits_resumes() -> None:
     away = suspended()
-    found = SignalFindings(waitpoint=open_waitpoint(away))
+    found = findings(open_waitpoint(away))
     decision = decide_deliver(away, sending(), found, TIMING)
     assert decision.answer == SignalAccepted(signal_id=SIGNAL_ID, effect=SignalEffect.SATISFIED)
     back = applied(away, decision.changes)
@@ -176,19 +194,19 @@ def test_a_closed_or_foreign_waitpoint_takes_nothing() -> None:
     closed = structs.replace(waitpoint, state=WaitpointState.CLOSED)
     foreign = structs.replace(waitpoint, suspension_id=None)
     for each in (closed, foreign):
-        found = SignalFindings(waitpoint=each)
+        found = findings(each)
         with pytest.raises(WaitpointClosed):
             decide_deliver(away, sending(), found, TIMING)
     no_longer = structs.replace(away, suspension=None)
     with pytest.raises(WaitpointClosed):
-        decide_deliver(no_longer, sending(), SignalFindings(waitpoint=waitpoint), TIMING)
+        decide_deliver(no_longer, sending(), findings(waitpoint), TIMING)
 
 
 @pytest.mark.parametrize("life", ENDED, ids=name_of)
 def test_what_has_ended_takes_no_signal(life: Life) -> None:
     waitpoint = open_waitpoint(suspended())
     with pytest.raises(TargetNotSignalable):
-        decide_deliver(life(), sending(), SignalFindings(waitpoint=waitpoint), TIMING)
+        decide_deliver(life(), sending(), findings(waitpoint), TIMING)
 
 
 def test_repeats_come_before_everything_else() -> None:
@@ -204,10 +222,10 @@ def test_repeats_come_before_everything_else() -> None:
         signal_id=SignalId("00000000-0000-4000-8000-0000000000c9"),
         expires_at_ms=NOW_MS + 1,
     )
-    known = SignalFindings(waitpoint=waitpoint, dedup=dedup)
+    known = findings(waitpoint, dedup=dedup)
     answer = decide_deliver(ended, request, known, TIMING).answer
     assert answer == SignalDuplicate(existing_signal_id=dedup.signal_id)
-    recorded = SignalFindings(waitpoint=waitpoint, recorded=True)
+    recorded = findings(waitpoint, recorded=True)
     assert decide_deliver(ended, request, recorded, TIMING).answer == SignalDuplicate(
         existing_signal_id=SIGNAL_ID
     )
@@ -218,7 +236,7 @@ def test_repeats_come_before_everything_else() -> None:
 
 def test_a_pending_waitpoint_keeps_signals_until_it_expires() -> None:
     held = with_pending(running())
-    found = SignalFindings(waitpoint=open_waitpoint(held))
+    found = findings(open_waitpoint(held))
     request = sending()
     answer = decide_deliver(held, request, found, TIMING).answer
     assert answer == SignalAccepted(signal_id=SIGNAL_ID, effect=SignalEffect.BUFFERED, kept=True)
@@ -229,12 +247,12 @@ def test_a_pending_waitpoint_keeps_signals_until_it_expires() -> None:
 def test_a_token_ends_on_time_though_a_wait_keeps_its_waitpoint_open() -> None:
     held = suspended()
     ending = structs.replace(open_waitpoint(held), token_expires_at_ms=NOW_MS + 50)
-    bearer = SignalFindings(waitpoint=ending, by_token=True)
+    bearer = findings(ending, by_token=True)
     assert decide_deliver(held, sending(), bearer, TIMING).changes != NO_CHANGES
     late = Timing(now_ms=NOW_MS + 50)
     with pytest.raises(WaitpointClosed, match=r"the token of waitpoint .* has expired"):
         decide_deliver(held, sending(), bearer, late)
-    operator = SignalFindings(waitpoint=ending)
+    operator = findings(ending)
     assert decide_deliver(held, sending(), operator, late).changes != NO_CHANGES
 
 
@@ -310,7 +328,7 @@ def test_cancelling_closes_whatever_is_open() -> None:
 def test_an_early_signal_that_fits_keeps_the_lease() -> None:
     held = with_pending(running())
     waitpoint = open_waitpoint(held)
-    sent = decide_deliver(held, sending(), SignalFindings(waitpoint=waitpoint), TIMING)
+    sent = decide_deliver(held, sending(), findings(waitpoint), TIMING)
     (signal, *_) = sent.changes.inserts
     assert isinstance(signal, SignalFacts)
     held = applied(held, sent.changes)

@@ -9,11 +9,8 @@ import pytest
 from msgspec import Meta
 
 from flowfabric import App, Context, Retry, testing
-from flowfabric.core.journal import ROOT, MadeCall, identity
 from flowfabric.core.records import StepKind
 from flowfabric.core.states import PublicState
-from flowfabric.core.steps import NewStep
-from flowfabric.engine.steps import StepReport
 from flowfabric.errors import ExecutionFailed, InvalidInput, StepFailed
 from tests.apps import reached, working
 
@@ -342,29 +339,6 @@ async def test_a_signal_that_was_set_aside_is_not_taken_by_code_that_it_would_fi
         kinds.append(str)
         await run.signal("count", "seven")
         assert await run.result(timeout="20s") == "seven"
-
-
-async def test_a_signal_that_an_earlier_version_refused_is_refused_in_every_run(app: App) -> None:
-    refused = b'{"ended":"signals","refusal":{"field":"payload of signal count","problem":"no"}}'
-    told: list[str] = []
-
-    @app.task
-    async def work(ctx: Context) -> None:
-        try:
-            await ctx.wait_for_signal("count", type=int)
-        except InvalidInput as error:
-            told.append(str(error))
-
-    run = await app.submit(work)
-    claimed = await app.engine.claim(worker_id="w", worker_instance_id="w-1", kinds=["work"])
-    assert claimed is not None
-    wait = identity([ROOT], MadeCall("signal", "signal count", "", 1))
-    step = NewStep(step_key=wait, kind=StepKind.SIGNAL, name="signal count", result=refused)
-    await app.engine.record_steps([StepReport(handle=claimed.handle, step=step)])
-    await app.engine.hand_back(claimed.handle, reason="done")
-    async with working(app):
-        await run.result(timeout="20s")
-    assert told == ["payload of signal count: no"]
 
 
 async def test_a_child_that_was_replayed_ends_for_its_parent_as_it_was_seen_first(app: App) -> None:

@@ -1,4 +1,7 @@
-"""Every bound the engine enforces, in one place."""
+"""The bounds that several rooms enforce, or that concern the engine as a whole.
+
+A bound of one noun alone stands in the room of that noun.
+"""
 
 PRIORITY_MIN = 0
 PRIORITY_MAX = 9_000
@@ -52,6 +55,9 @@ ROUTE_KEEP_MS = 24 * 60 * 60 * 1_000
 """How long a route that no execution uses is kept after its last lookup."""
 ROUTE_CACHE_MS = 60 * 60 * 1_000
 """How long a process remembers a route; far less than it is kept."""
+
+AMOUNT_MAX = 2**53 - 1
+"""The largest limit, amount and usage: every reader of JSON represents it exactly."""
 
 BATCH_MAX = 1_000
 """Rows one call may create, claim, renew, complete or fail."""

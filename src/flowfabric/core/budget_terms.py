@@ -10,6 +10,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from flowfabric.core import budgets, ids
+from flowfabric.core.bounds import AMOUNT_MAX
 from flowfabric.core.budgets import Budget
 from flowfabric.core.checks import (
     check_choice,
@@ -138,7 +139,7 @@ def check_amounts(field: str, value: object) -> dict[str, int]:
         raise InvalidInput(field, "must map dimensions to whole numbers", value)
     _check_count(value)
     return {
-        check_dimension(field, name): check_int(f"{field}[{name}]", amount, 0, budgets.AMOUNT_MAX)
+        check_dimension(field, name): check_int(f"{field}[{name}]", amount, 0, AMOUNT_MAX)
         for name, amount in value.items()
     }
 
@@ -153,9 +154,9 @@ def check_deltas(verb: str, dimensions: object, deltas: object) -> dict[str, int
     summed: dict[str, int] = {}
     for name, amount in zip(names, amounts, strict=True):
         dimension = check_dimension("dimensions", name)
-        delta = check_int(f"deltas[{dimension}]", amount, 0, budgets.AMOUNT_MAX)
+        delta = check_int(f"deltas[{dimension}]", amount, 0, AMOUNT_MAX)
         summed[dimension] = check_int(
-            f"deltas[{dimension}]", summed.get(dimension, 0) + delta, 0, budgets.AMOUNT_MAX
+            f"deltas[{dimension}]", summed.get(dimension, 0) + delta, 0, AMOUNT_MAX
         )
     return summed
 
@@ -169,7 +170,7 @@ def check_usage(usage: object) -> dict[str, int]:
         "output_tokens": usage.output_tokens,
         "wall_ms": 0 if usage.wall_ms is None else usage.wall_ms,
     }
-    checked = {name: check_int(name, n, 0, budgets.AMOUNT_MAX) for name, n in named.items()}
+    checked = {name: check_int(name, n, 0, AMOUNT_MAX) for name, n in named.items()}
     custom = check_amounts("custom", usage.custom)
     total = budgets.plus(custom, {name: n for name, n in checked.items() if n})
     _check_count(total)
@@ -234,7 +235,7 @@ def _paired(
         raise InvalidInput("dimensions", "must name each dimension once", checked)
     paired = [
         {
-            name: check_int(f"limits[{name}]", limit, 0, budgets.AMOUNT_MAX)
+            name: check_int(f"limits[{name}]", limit, 0, AMOUNT_MAX)
             for name, limit in zip(checked, each, strict=True)
         }
         for each in lists

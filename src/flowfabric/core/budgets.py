@@ -22,13 +22,12 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import ids
+from flowfabric.core.bounds import AMOUNT_MAX
 from flowfabric.core.policies import span
 from flowfabric.core.records import Execution, Record
 from flowfabric.core.states import AttemptState, LifecyclePhase
 from flowfabric.errors import Corruption, InvalidInput
 
-AMOUNT_MAX: Final = 2**53 - 1
-"""The largest limit, amount and usage: every reader of JSON represents it exactly."""
 DIMENSIONS_COUNTED_MAX: Final = 256
 """Dimensions one budget counts, declared or not."""
 KEPT_MS: Final = 24 * 60 * 60 * 1_000
@@ -254,7 +253,7 @@ ReserveOutcome = Reserved | HardBreach | UsageAlreadyApplied
 
 _OUTCOME: Final = msgspec.json.Decoder(Counted | HardBreach)
 
-Outcome = TypeVar("Outcome", covariant=True)
+T = TypeVar("T", covariant=True)
 
 
 def encode_outcome(outcome: Counted | HardBreach) -> str:
@@ -359,11 +358,11 @@ class Account(Struct, frozen=True):
     wanted: Amounts = NOTHING
 
 
-class Posting(Struct, Generic[Outcome], frozen=True):
+class Posting(Struct, Generic[T], frozen=True):
     """The account after a request, and the answer to the caller."""
 
     account: Account
-    outcome: Outcome
+    outcome: T
 
 
 _AMOUNTS: Final = msgspec.json.Decoder(dict[str, Annotated[int, msgspec.Meta(ge=0)]])

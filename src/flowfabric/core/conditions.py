@@ -12,7 +12,7 @@ leaves every other for later waits. So `observe` needs only the signals used so 
 no part that still lacks one has seen another.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -28,7 +28,7 @@ from flowfabric.errors import Corruption, InvalidInput
 DEPTH_MAX: Final = 4
 """A composite at the root is at depth 1; each composite inside another is one deeper."""
 NODES_MAX: Final = 256
-COUNT_MAX: Final = 10_000
+SIGNAL_COUNT_MAX: Final = 10_000
 
 OPERATOR_ONLY_NAME: Final = "__operator_only__"
 TIMEOUT_ONLY_NAME: Final = "__timeout_only__"
@@ -82,11 +82,6 @@ class TimeoutOnly(Struct, frozen=True, tag=True):
 
 Condition: TypeAlias = Single | Count | AllConditions | OperatorOnly | TimeoutOnly
 Leaf: TypeAlias = Single | Count
-
-
-def all_of_waitpoints(keys: Iterable[str]) -> AllConditions:
-    """Any signal on each of these waitpoints."""
-    return AllConditions(tuple(Single(key) for key in keys))
 
 
 # Evaluating -------------------------------------------------------------------
@@ -306,7 +301,7 @@ def _check_depth(depth: int, place: str) -> None:
 
 def _check_count(node: Count, place: str) -> None:
     keys = node.waitpoints
-    if check_int(f"{FIELD}.n", node.n, 0, COUNT_MAX) == 0:
+    if check_int(f"{FIELD}.n", node.n, 0, SIGNAL_COUNT_MAX) == 0:
         raise InvalidInput(FIELD, f"count_n_zero at path {place}: must be at least 1")
     if not isinstance(keys, tuple):
         raise InvalidInput(FIELD, f"waitpoints must be a tuple at path {place}")

@@ -37,7 +37,7 @@ from flowfabric.errors import FlowFabricError
 # A decision holds whole records and events, so every change of state travels
 # with its history and both land in one transaction or not at all.
 
-Answer = TypeVar("Answer", covariant=True)
+A = TypeVar("A", covariant=True)
 
 
 class Changes(Struct, frozen=True, kw_only=True):
@@ -52,10 +52,10 @@ class Changes(Struct, frozen=True, kw_only=True):
 NO_CHANGES = Changes()
 
 
-class Decision(Struct, Generic[Answer], frozen=True, kw_only=True):
+class Decision(Struct, Generic[A], frozen=True, kw_only=True):
     """Changes, and the answer to the caller."""
 
-    answer: Answer
+    answer: A
     changes: Changes = NO_CHANGES
 
 
@@ -191,32 +191,34 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 def advance(subject: Subject, changes: Changes) -> Subject:
     """The subject as it will be once `changes` are saved."""
-    for record in (*changes.inserts, *changes.updates):
-        if isinstance(record, Execution) and record.execution_id == subject.execution.execution_id:
-            subject = structs.replace(subject, execution=record)
-    for record in (*changes.inserts, *changes.updates):
-        if (
-            isinstance(record, Attempt)
-            and record.execution_id == subject.execution.execution_id
-            and record.attempt_index == subject.execution.current_attempt_index
-        ):
-            subject = structs.replace(subject, attempt=record)
-    return _advance_open(subject, changes)
-
-
-def _advance_open(subject: Subject, changes: Changes) -> Subject:
     execution_id = subject.execution.execution_id
-    for record in (*changes.inserts, *changes.updates):
-        if isinstance(record, Suspension) and record.execution_id == execution_id:
-            still_open = record if record.closed_at_ms is None else None
-            subject = structs.replace(subject, suspension=still_open)
-        elif isinstance(record, Waitpoint) and record.execution_id == execution_id:
-            others = [w for w in subject.waitpoints if w.waitpoint_id != record.waitpoint_id]
-            if record.state is not WaitpointState.CLOSED:
-                others.append(record)
-            ordered = tuple(sorted(others, key=lambda w: w.waitpoint_id))
-            subject = structs.replace(subject, waitpoints=ordered)
+    written = (*changes.inserts, *changes.updates)
+    for record in written:
+        if isinstance(record, Execution) and record.execution_id == execution_id:
+            subject = structs.replace(subject, execution=record)
+    # Which attempt is the current one, the new execution says.
+    index = subject.execution.current_attempt_index
+    for record in written:
+        match record:
+            case Attempt() if (record.execution_id, record.attempt_index) == (execution_id, index):
+                subject = structs.replace(subject, attempt=record)
+            case Suspension() if record.execution_id == execution_id:
+                still_open = record if record.closed_at_ms is None else None
+                subject = structs.replace(subject, suspension=still_open)
+            case Waitpoint() if record.execution_id == execution_id:
+                after = _with_waitpoint(subject.waitpoints, record)
+                subject = structs.replace(subject, waitpoints=after)
+            case _:
+                pass
     return subject
+
+
+def _with_waitpoint(before: Iterable[Waitpoint], changed: Waitpoint) -> tuple[Waitpoint, ...]:
+    """The open waitpoints, by id."""
+    others = [each for each in before if each.waitpoint_id != changed.waitpoint_id]
+    if changed.state is not WaitpointState.CLOSED:
+        others.append(changed)
+    return tuple(sorted(others, key=lambda each: each.waitpoint_id))
 
 
 def with_derived(execution: Execution) -> Execution:

@@ -9,13 +9,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, TypedDict, Unpack
+from typing import Final, TypedDict, TypeVar, Unpack
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric.core import checks, ids
-from flowfabric.core.records import Execution, SignalEffect
+from flowfabric.core.records import Execution, SignalEffect, view_of
 from flowfabric.core.states import TerminalOutcome
 from flowfabric.errors import Corruption, HistoryChanged, InvalidInput
 
@@ -443,14 +443,16 @@ _EFFECTS: Final = {
 }
 
 
+E = TypeVar("E", bound=TypedEvent)
+
+
+def _typed(kind: type[E], event: StoredEvent, cursor: str, **details: object) -> E:
+    return view_of(kind, event, cursor=cursor, at_ms=event.occurred_at_ms, **details)
+
+
 def completion_of(event: StoredEvent, cursor: str) -> CompletionEvent:
-    return CompletionEvent(
-        cursor=cursor,
-        execution_id=event.execution_id,
-        flow_id=event.flow_id,
-        outcome=_OUTCOMES.get(event.event_type, event.event_type),
-        at_ms=event.occurred_at_ms,
-    )
+    outcome = _OUTCOMES.get(event.event_type, event.event_type)
+    return _typed(CompletionEvent, event, cursor, outcome=outcome)
 
 
 def lease_history_of(event: StoredEvent, cursor: str) -> LeaseHistoryEvent:
@@ -459,15 +461,8 @@ def lease_history_of(event: StoredEvent, cursor: str) -> LeaseHistoryEvent:
     except ValueError:
         raise damaged(event) from None
     revoked = event_type is LeaseEventType.REVOKED
-    return LeaseHistoryEvent(
-        cursor=cursor,
-        execution_id=event.execution_id,
-        event_type=event_type,
-        lease_id=event.lease_id,
-        worker_instance_id=event.worker_instance_id,
-        revoked_by=(event.reason or "operator") if revoked else None,
-        at_ms=event.occurred_at_ms,
-    )
+    revoked_by = (event.reason or "operator") if revoked else None
+    return _typed(LeaseHistoryEvent, event, cursor, event_type=event_type, revoked_by=revoked_by)
 
 
 def signal_delivery_of(event: StoredEvent, cursor: str) -> SignalDeliveryEvent:
@@ -475,15 +470,8 @@ def signal_delivery_of(event: StoredEvent, cursor: str) -> SignalDeliveryEvent:
         details = msgspec.json.decode(event.details or "", type=SignalDetails)
     except msgspec.DecodeError:
         raise damaged(event) from None
-    return SignalDeliveryEvent(
-        cursor=cursor,
-        execution_id=event.execution_id,
-        signal_id=details.signal_id,
-        waitpoint_id=details.waitpoint_id,
-        source_identity=details.source_identity,
-        effect=_EFFECTS.get(event.event_type, event.event_type),
-        at_ms=event.occurred_at_ms,
-    )
+    effect = _EFFECTS.get(event.event_type, event.event_type)
+    return _typed(SignalDeliveryEvent, event, cursor, effect=effect, **structs.asdict(details))
 
 
 def instance_tag_of(event: StoredEvent, cursor: str) -> InstanceTagEvent:
@@ -492,13 +480,13 @@ def instance_tag_of(event: StoredEvent, cursor: str) -> InstanceTagEvent:
         event_type = TagEventType(event.event_type)
     except (msgspec.DecodeError, ValueError):
         raise damaged(event) from None
-    return InstanceTagEvent(
-        cursor=cursor,
-        execution_id=event.execution_id,
+    return _typed(
+        InstanceTagEvent,
+        event,
+        cursor,
         event_type=event_type,
         tag=details.key,
         value=details.value,
-        at_ms=event.occurred_at_ms,
     )
 
 

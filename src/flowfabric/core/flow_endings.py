@@ -12,25 +12,24 @@ import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import decisions
-from flowfabric.core.bounds import AUDIT_EVERY_MS, CANCEL_WAIT_MS_MAX
+from flowfabric.core.bounds import CANCEL_WAIT_MS_MAX
 from flowfabric.core.checks import check_choice, check_int
 from flowfabric.core.events import Event, EventCategory
 from flowfabric.core.executions import decide_replay
-from flowfabric.core.flow_joins import count_endings, count_outcome, is_spared, new_group
+from flowfabric.core.flow_joins import count_endings, count_outcome, is_spared
 from flowfabric.core.flow_records import (
     CancellationPolicy,
     CompletionDispatch,
     DependencyState,
     Edge,
     ExecutionInput,
-    FlowAudit,
     FlowRecord,
     FlowState,
     GroupState,
     JoinRecord,
     PendingCancel,
 )
-from flowfabric.core.ids import FIRST_UUID, ExecutionId, make_execution_id, next_uuid
+from flowfabric.core.ids import ExecutionId, make_execution_id
 from flowfabric.core.records import Execution
 from flowfabric.core.results import FlowCancelled, PartiallyCancelled, Replayed, SiblingCancelAction
 from flowfabric.core.situations import HELD_BY_JOIN, Hold, held_by
@@ -491,71 +490,4 @@ def decide_member_replay(
     return decisions.Decision(
         answer=Replayed(public_state=free.public_state),
         changes=decisions.combine([decision.changes, released]),
-    )
-
-
-# What may have been left behind in a flow, and whether it really was --------
-#
-# Endings and their effects are written in one transaction, so nothing is left behind
-# unless the database was mended by hand, or a rule here was wrong once. The audit
-# finds executions that would otherwise wait for ever.
-
-
-def next_audit(
-    audit: FlowAudit, last: tuple[str, str] | None, last_waiter: str | None, now_ms: int
-) -> FlowAudit:
-    """The audit after it has looked at members up to `last`; none when there are no more.
-
-    Likewise for those who wait.
-    """
-    flow_id, execution_id = (FIRST_UUID, FIRST_UUID) if last is None else _following(*last)
-    return structs.replace(
-        audit,
-        next_flow_id=flow_id,
-        next_execution_id=execution_id,
-        after_waiter=last_waiter or "",
-        due_at_ms=now_ms + AUDIT_EVERY_MS,
-    )
-
-
-def _following(flow_id: str, execution_id: str) -> tuple[str, str]:
-    """The first member there could be after one; the first of all after the last."""
-    following = next_uuid(execution_id)
-    if following is not None:
-        return flow_id, following
-    return next_uuid(flow_id) or FIRST_UUID, FIRST_UUID
-
-
-def overlooked(
-    flow: FlowRecord, execution: Execution, group: JoinRecord | None
-) -> JoinRecord | None:
-    """The fired group of an execution that waits although nothing holds it back; none if it does.
-
-    An execution without a group, or with one that has no edges, waits for nothing. One that
-    waits for the end of a child is woken by it.
-    """
-    if held_by(execution) in (Hold.ENDED, Hold.CANCELLATION):
-        return None
-    if not execution.join_pending and held_by(execution) is not Hold.JOIN:
-        return None
-    if group is not None and group.group_state is GroupState.IMPOSSIBLE:
-        return group
-    if holds_back(group):
-        return None
-    return structs.replace(
-        group or new_group(flow, execution.execution_id), group_state=GroupState.SATISFIED
-    )
-
-
-def requeued(flow: FlowRecord, execution: Execution, now_ms: int) -> PendingCancel | None:
-    """Why a member that is marked for it is cancelled; None for one that is not."""
-    if held_by(execution) is not Hold.CANCELLATION:
-        return None
-    return PendingCancel(
-        partition_key=execution.partition_key,
-        execution_id=execution.execution_id,
-        flow_id=flow.flow_id,
-        reason=flow.cancel_reason or FLOW_CANCELLED,
-        enqueued_at_ms=now_ms,
-        due_at_ms=now_ms,
     )

@@ -23,7 +23,7 @@ from msgspec import Struct, structs
 from flowfabric import errors
 from flowfabric.core import bounds, decisions
 from flowfabric.core.checks import check_int, check_text
-from flowfabric.core.events import LeaseEventType, lease_event
+from flowfabric.core.events import Event, LeaseEventType, lease_event
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import AttemptId, LeaseId, WorkerId, WorkerInstanceId, parse_uuid
 from flowfabric.core.policies import in_words, parse_policy, reclaim_limit
@@ -91,12 +91,15 @@ def check_fence(subject: decisions.Subject, fence: Fence | None, now_ms: int) ->
 def check_fence_given(fence: Fence | None, source: str) -> Fence | None:
     """Only an operator acting for the worker may omit the fence."""
     check_text("source", source)
+    return None if fence is None and source == OPERATOR_OVERRIDE else require_fence(fence)
+
+
+def require_fence(fence: Fence | None) -> Fence:
+    """The fence of a worker that acts for itself."""
     if fence is None:
-        if source != OPERATOR_OVERRIDE:
-            raise errors.InvalidInput(
-                "fence", f"fence_required unless the source is {OPERATOR_OVERRIDE}"
-            )
-        return None
+        raise errors.InvalidInput(
+            "fence", f"fence_required unless the source is {OPERATOR_OVERRIDE}"
+        )
     if not isinstance(fence, Fence):
         raise errors.InvalidInput("fence", "must be a Fence", fence)
     if not (fence.lease_id and fence.attempt_id):
@@ -279,12 +282,7 @@ def note_expired(
         attempt_deadline_ms=None,
         worker_deaths=deaths + (died and not signs.holder_lives),
     )
-    return _capped(
-        subject,
-        lost,
-        event_changes=decisions.Changes(events=(event,)),
-        now_ms=now_ms,
-    )
+    return _capped(subject, lost, event, now_ms)
 
 
 def decide_revoke(
@@ -315,12 +313,7 @@ def decide_revoke(
     event = lease_event(execution, LeaseEventType.REVOKED, now_ms, reason)
     return decisions.Decision(
         answer=Revoked(lease_id=execution.lease_id, lease_epoch=lost.lease_epoch),
-        changes=_capped(
-            subject,
-            lost,
-            event_changes=decisions.Changes(events=(event,)),
-            now_ms=now_ms,
-        ),
+        changes=_capped(subject, lost, event, now_ms),
     )
 
 
@@ -336,11 +329,7 @@ def _revoked(execution: Execution, reason: str, now_ms: int) -> Execution:
 
 
 def _capped(
-    subject: decisions.Subject,
-    lost: Execution,
-    *,
-    event_changes: decisions.Changes,
-    now_ms: int,
+    subject: decisions.Subject, lost: Execution, event: Event, now_ms: int
 ) -> decisions.Changes:
     """The lost execution, or its end when it has been reclaimed too often.
 
@@ -351,7 +340,7 @@ def _capped(
     if reason is None:
         # The attempt may have had no row so far; what follows must find one.
         attempt = () if subject.attempt is None else (subject.attempt,)
-        return decisions.Changes(updates=(lost, *attempt), events=event_changes.events)
+        return decisions.Changes(updates=(lost, *attempt), events=(event,))
     ended = decisions.finish(
         structs.replace(subject, execution=lost),
         TerminalOutcome.FAILED,
@@ -361,7 +350,7 @@ def _capped(
         attempt_failure=reason,
         fields={"failure_reason": reason, **decisions.final_lease(subject.execution)},
     )
-    return structs.replace(ended, events=event_changes.events + ended.events)
+    return structs.replace(ended, events=(event, *ended.events))
 
 
 def reclaims(execution: Execution) -> int:

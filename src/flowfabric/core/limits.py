@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import msgspec
 from msgspec import Struct, structs
 
+from flowfabric.core.bounds import AMOUNT_MAX
 from flowfabric.core.checks import check_int, check_name
 from flowfabric.core.ids import (
     Namespace,
@@ -92,7 +93,6 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 WINDOW_MS_MAX: Final = 31 * 24 * 60 * 60 * 1_000
-AMOUNT_MAX: Final = 2**53 - 1
 JITTER_MS_MAX: Final = 60 * 60 * 1_000
 
 

@@ -179,12 +179,12 @@ def decide_await(
     ended = any(e.lifecycle_phase is states.LifecyclePhase.TERMINAL for e in awaited.values())
     due_ms = timing.now_ms if ended else until_ms
     situation = Situation.WAITING_CHILDREN if due_ms is None else Situation.PARKED
-    waits = into(situation, _waits_for(list(awaited.values())))
+    reason = states.BlockingReason.WAITING_FOR_CHILDREN
     changes = park(
         subject,
         WAITING_CHILDREN,
         timing.now_ms,
-        waits | {"blocking_reason": states.BlockingReason.WAITING_FOR_CHILDREN},
+        into(situation, _waits_for(list(awaited.values())), reason=reason),
         delay_until_ms=due_ms,
         awaits_child=True,
     )

@@ -187,7 +187,7 @@ class Attempt(Record, frozen=True, kw_only=True):
     """What parks the attempt: a suspension's id, `worker_delay`, `waiting_children` or
     `blocked_by_code`."""
     blocked_on: str | None = None
-    """The step at which changed code stopped it; see `core.parking`."""
+    """The step at which changed code stopped it; see `core.changed_code`."""
     blocked_count: int = 0
     """How often in a row changed code has stopped it."""
     lease_id: ids.LeaseId | None = None
@@ -419,7 +419,7 @@ class Suspension(Record, frozen=True, kw_only=True):
     resume_condition: str
     """JSON, see `core.conditions`."""
     resume_policy: str
-    """JSON, see `core.suspension.ResumePolicy`."""
+    """JSON, see `core.resumption.ResumePolicy`."""
     timeout_at_ms: int | None
     timeout_behavior: TimeoutBehavior | None
     """Null once the timeout has escalated."""

@@ -108,8 +108,11 @@ def resume(
     own = tuple(w for w in subject.waitpoints if w.suspension_id == suspension.suspension_id)
     until_ms = now_ms + delay_ms
     timed: dict[str, decisions.Field] = {
-        **into(Situation.PARKED, f"resumes after {delay_ms} ms{cause}"),
-        "blocking_reason": states.BlockingReason.WAITING_FOR_RESUME_DELAY,
+        **into(
+            Situation.PARKED,
+            f"resumes after {delay_ms} ms{cause}",
+            reason=states.BlockingReason.WAITING_FOR_RESUME_DELAY,
+        ),
         "delay_until_ms": until_ms,
     }
     at_once: dict[str, decisions.Field] = {**into(Situation.RESUMABLE)}
@@ -265,8 +268,11 @@ def _escalate(
     after = decisions.change(
         subject.execution,
         now_ms,
-        blocking_reason=states.BlockingReason.PAUSED_BY_OPERATOR,
-        blocking_detail=f"suspension timeout at {suspension.timeout_at_ms}: needs an operator",
+        **into(
+            Situation.SUSPENDED,
+            f"suspension timeout at {suspension.timeout_at_ms}: needs an operator",
+            reason=states.BlockingReason.PAUSED_BY_OPERATOR,
+        ),
     )
     escalated = structs.replace(
         suspension,

@@ -188,11 +188,11 @@ def check_mailbox_room(execution: Execution, kept: KeptSize, signal: SignalRecor
 class SignalFindings(Struct, frozen=True, kw_only=True):
     """The rows that a delivery depends on, besides the execution's own."""
 
+    mailbox: Mailbox
+    """Where it goes; it is kept there when there is no waitpoint."""
     waitpoint: Waitpoint | None
     by_token: bool = False
     """Whether the sender has shown a token, and is no operator."""
-    mailbox: Mailbox | None = None
-    """Where it is kept when there is no waitpoint."""
     keep: bool = True
     """Whether to keep it when the wait at its waitpoint cannot use it."""
     dedup: SignalDedup | None = None
@@ -355,15 +355,13 @@ def _check_limit(execution: Execution) -> None:
 def _new_signal(
     execution: Execution, request: SignalRequest, found: SignalFindings, now_ms: int
 ) -> SignalRecord:
-    to = found.waitpoint or found.mailbox
-    assert to is not None, "a signal goes to a waitpoint, or is kept"
     return SignalRecord(
         partition_key=execution.partition_key,
         execution_id=execution.execution_id,
         signal_id=request.stored_id,
         sequence=execution.signal_count,
-        waitpoint_id=to.waitpoint_id,
-        waitpoint_key=to.waitpoint_key,
+        waitpoint_id=found.mailbox.waitpoint_id,
+        waitpoint_key=found.mailbox.waitpoint_key,
         suspension_id=None,
         signal_name=request.signal_name,
         signal_category=request.signal_category,

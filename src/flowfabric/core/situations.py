@@ -341,9 +341,15 @@ _ROWS: Final[Mapping[Situation, Mapping[str, str]]] = {
 """The columns of each situation an operation leads to; which attempt is next, it says itself."""
 
 
-def into(situation: Situation, detail: str = "") -> dict[str, str]:
-    """The columns that put an execution into a situation; `detail` says why, for people."""
-    return {**_ROWS[situation], "blocking_detail": detail}
+def into(
+    situation: Situation, detail: str = "", *, reason: BlockingReason | None = None
+) -> dict[str, str]:
+    """The columns that put an execution into a situation; `detail` says why, for people.
+
+    `reason` replaces the usual one of a situation that there are several ways into.
+    """
+    columns = {**_ROWS[situation], "blocking_detail": detail}
+    return columns if reason is None else columns | {"blocking_reason": reason}
 
 
 GATES: Final[Mapping[BlockingReason, EligibilityState]] = {

@@ -8,7 +8,7 @@ them; the others stay kept. If they meet the condition, the worker keeps its lea
 and goes on: nothing was ever parked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -58,11 +58,11 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
     requested_by: records.Requester
     timeout_at_ms: int | None
     timeout_behavior: records.TimeoutBehavior | None
-    timeout_in_ms: int | None = None
+    timeout_in_ms: int | None
     """The timeout counted from when the execution suspends, by the store's clock."""
     continuation_metadata_pointer: str | None
     idempotency_key: str | None
-    take_pending: bool = False
+    take_pending: bool
     """Take over every pending waitpoint of the condition's names in place of fresh ones."""
 
     @property
@@ -76,7 +76,7 @@ class SuspendRequest(Struct, frozen=True, kw_only=True):
 
 def check_suspend(
     *,
-    new_ids: Iterator[str],
+    new_id: Callable[[], str],
     resume_condition: object,
     waitpoints: object = None,
     suspension_id: object = None,
@@ -92,11 +92,11 @@ def check_suspend(
 ) -> SuspendRequest:
     """Check a request as far as possible without looking at the execution.
 
-    The suspension and each waitpoint that the caller leaves unnamed takes one of `new_ids`.
+    The suspension and each waitpoint that the caller leaves unnamed gets a `new_id`.
     """
     condition = conditions.check_condition(resume_condition)
     taking = checks.check_bool("take_pending", take_pending)
-    bindings = check_bindings(waitpoints, condition, new_ids, take_pending=taking)
+    bindings = check_bindings(waitpoints, condition, new_id, take_pending=taking)
     timeouts = [each for each in (timeout_at_ms, timeout_in_ms) if each is not None]
     if len(timeouts) > 1:
         raise errors.InvalidInput("timeout_in_ms", "give either timeout_at_ms or timeout_in_ms")
@@ -107,7 +107,7 @@ def check_suspend(
         )
     return SuspendRequest(
         suspension_id=SuspensionId(
-            parse_uuid("suspension_id", next(new_ids) if suspension_id is None else suspension_id)
+            parse_uuid("suspension_id", new_id() if suspension_id is None else suspension_id)
         ),
         bindings=bindings,
         condition=condition,
@@ -573,12 +573,16 @@ def _paused(
     suspension = opened.suspension
     names = ", ".join(conditions.referenced_waitpoint_keys(request.condition))
     detail = f"{suspension.reason_code}: {names}" if names else suspension.reason_code
-    waits = into(Situation.SUSPENDED, checks.shorten(detail, bounds.TEXT_BYTES_MAX))
+    waits = into(
+        Situation.SUSPENDED,
+        checks.shorten(detail, bounds.TEXT_BYTES_MAX),
+        reason=BLOCKING[suspension.reason_code],
+    )
     changes = park(
         subject,
         suspension.suspension_id,
         now_ms,
-        waits | {"blocking_reason": BLOCKING[suspension.reason_code]},
+        waits,
         reason="suspend",
         current_suspension_id=suspension.suspension_id,
         current_waitpoint_id=suspension.waitpoint_id,

@@ -2,7 +2,7 @@
 
 import hmac
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Final, TypeAlias
 
@@ -50,7 +50,7 @@ class BoundWaitpoint(Struct, frozen=True, kw_only=True):
 def check_bindings(
     waitpoints: object,
     condition: conditions.Condition,
-    new_ids: Iterator[str],
+    new_id: Callable[[], str],
     *,
     take_pending: bool,
 ) -> tuple[BoundWaitpoint | UsePending, ...]:
@@ -79,7 +79,7 @@ def check_bindings(
         if isinstance(extra, FreshWaitpoint) and extra.waitpoint_key == "":
             problem = f"additional_waitpoint_binding_empty_key at waitpoints[{index}]: name it"
             raise errors.InvalidInput("waitpoints", problem)
-    bound = tuple(_bind(binding, new_ids) for binding in waitpoints)
+    bound = tuple(_bind(binding, new_id) for binding in waitpoints)
     if len({each.waitpoint_id for each in bound}) != len(bound):
         raise errors.InvalidInput("waitpoints", "duplicate_waitpoint_id: each must occur once")
     fresh = [each.waitpoint_key for each in bound if isinstance(each, BoundWaitpoint)]
@@ -100,14 +100,14 @@ def check_same_key(key: str | None, condition: conditions.Single) -> None:
         )
 
 
-def _bind(binding: object, new_ids: Iterator[str]) -> BoundWaitpoint | UsePending:
+def _bind(binding: object, new_id: Callable[[], str]) -> BoundWaitpoint | UsePending:
     if isinstance(binding, UsePending):
         ids.parse_uuid("waitpoint_id", binding.waitpoint_id)
         check_bool("any_attempt", binding.any_attempt)
         return binding
     if not isinstance(binding, FreshWaitpoint):
         raise errors.InvalidInput("waitpoints", "must be FreshWaitpoint or UsePending", binding)
-    waitpoint_id = next(new_ids) if binding.waitpoint_id is None else binding.waitpoint_id
+    waitpoint_id = new_id() if binding.waitpoint_id is None else binding.waitpoint_id
     key = binding.waitpoint_key
     return BoundWaitpoint(
         waitpoint_id=ids.WaitpointId(ids.parse_uuid("waitpoint_id", waitpoint_id)),

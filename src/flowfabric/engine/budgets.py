@@ -26,7 +26,7 @@ from flowfabric.core.checks import check_int, check_list, optional
 from flowfabric.core.decisions import Changes, Decision, Subject, Timing
 from flowfabric.core.executions import decide_cancel_waiting
 from flowfabric.core.handles import Handle
-from flowfabric.core.records import Execution
+from flowfabric.core.records import Execution, view_of
 from flowfabric.core.results import Cancelled
 from flowfabric.core.states import FailureClass
 from flowfabric.engine import gates, paging
@@ -116,13 +116,6 @@ class BudgetReset(Struct, frozen=True, kw_only=True):
 class BudgetPage(Struct, frozen=True, kw_only=True):
     budgets: tuple[BudgetStatus, ...]
     next_cursor: str | None
-
-
-_SHOWN: Final = tuple(
-    field.name
-    for field in structs.fields(BudgetStatus)
-    if field.name not in ("usage", "reserved", "hard_limits", "soft_limits")
-)
 
 
 # Operations -----------------------------------------------------------------
@@ -257,24 +250,16 @@ class Budgets(Group):
         """Budgets by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         owner = optional(ids.parse_namespace, namespace)
-        after_namespace, after_name = paging.read_name_cursor(cursor)
+        after = paging.by_name(cursor)
 
         async def body(reader: Reader) -> list[BudgetStatus]:
             budgets = await reader.select_records(
-                Budget,
-                "list_budgets",
-                after_namespace=after_namespace,
-                after_name=after_name,
-                namespace=owner,
-                limit=limit + 1,
+                Budget, "list_budgets", namespace=owner, limit=limit + 1, **after
             )
             return await read_statuses(reader, budgets)
 
-        page, last = paging.cut(
-            await self.store.read(body),
-            limit,
-            lambda budget: paging.name_cursor(budget.namespace, budget.name),
-        )
+        found = await self.store.read(body)
+        page, last = paging.cut_by_name(found, limit, lambda each: each.name)
         return BudgetPage(budgets=page, next_cursor=last)
 
     # Counting
@@ -647,9 +632,9 @@ async def read_statuses(reader: Reader, budgets: Sequence[Budget]) -> list[Budge
 
 
 def status_of(account: rules.Account) -> BudgetStatus:
-    fields = {name: getattr(account.budget, name) for name in _SHOWN}
-    return BudgetStatus(
-        **fields,
+    return view_of(
+        BudgetStatus,
+        account.budget,
         usage=dict(account.usage),
         reserved={name: n for name, n in account.reserved.items() if n},
         hard_limits=dict(account.hard),

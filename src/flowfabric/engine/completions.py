@@ -8,7 +8,7 @@ single execution waits, as in a chain. Flows that turn out to be otherwise are r
 
 from collections.abc import Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from flowfabric.core import flow_records, results
 from flowfabric.core.decisions import combine
@@ -20,6 +20,13 @@ from flowfabric.engine.executions import Completion, HeldCompletion, completion_
 from flowfabric.engine.flow_endings import FEW, FlowEndings
 from flowfabric.errors import FlowFabricError
 from flowfabric.store.base import UniqueViolation, Unlocked
+from flowfabric.store.mapping import values_of
+
+
+class EndedMember(Struct, frozen=True, kw_only=True):
+    """The row that `complete_member` answers with."""
+
+    awaited: bool
 
 
 class Completions(FlowEndings):
@@ -60,15 +67,16 @@ class Completions(FlowEndings):
         """
         if not self.store.is_awaited(topics.DISPATCH_TOPIC):
             return None
+        handle, completion = held
+        completed = None
         if self.executions.lone_members.may_be_plain(flow_id):
             completed = await self._complete_plain(held)
-            if completed is not None:
-                return completed
-            self.executions.lone_members.note_involved(flow_id)
-        handle, completion = held
-        completed = await self.store.try_unlocked(
-            lambda tx: self._end_and_tell(tx, handle, completion)
-        )
+            if completed is None:
+                self.executions.lone_members.note_involved(flow_id)
+        if completed is None:
+            completed = await self.store.try_unlocked(
+                lambda tx: self._end_and_tell(tx, handle, completion)
+            )
         if completed is None:
             self.executions.lone_members.note_crowded(flow_id)
             return None
@@ -94,10 +102,9 @@ class Completions(FlowEndings):
             return None
         if not rows:
             return None
-        if rows[0]["awaited"]:
+        (row,) = values_of(EndedMember, rows)
+        if row.awaited:
             self.store.hint(topics.DUE_TOPIC)
-        for lane in self.executions.gated.lanes_released([handle]):
-            self.store.hint(topics.ready_topic(lane))
         return results.Completed(
             execution_id=handle.execution_id, public_state=PublicState.COMPLETED
         )
@@ -123,7 +130,7 @@ class Completions(FlowEndings):
             return None
         (queued,) = ended.changes.inserts
         assert isinstance(queued, flow_records.CompletionDispatch)
-        found.endings[queued.execution_id] = flow_queue.succeeded(
+        found.endings[queued.execution_id] = flow_queue.queued(
             queued, completion.result or None, completion.result_encoding
         )
         told = await self.changes_for_dependents(tx, found)

@@ -42,6 +42,7 @@ from flowfabric.core.states import TERMINAL_STATES, LaneState, PublicState
 from flowfabric.engine import routes, shell, topics
 from flowfabric.store.base import Key, Parameter, Reader, Transaction, UniqueViolation, drive
 from flowfabric.store.caller_connections import OnConnection
+from flowfabric.store.mapping import values_of
 
 GUARD_TRIES_MAX = 5
 """How often a key that vanishes while it is looked at is tried."""
@@ -571,7 +572,7 @@ class Creation(shell.Group):
         if new is None:
             return await self._create(checked, key_wait_ms)
         try:
-            (row,) = await self.store.execute_alone("create_new", new.topics, **new.parameters)
+            rows = await self.store.execute_alone("create_new", new.topics, **new.parameters)
         except (UniqueViolation, errors.LockTimeout):
             # Another transaction has taken a key or an id, or is about to.
             return await self._create(checked, key_wait_ms)
@@ -579,7 +580,7 @@ class Creation(shell.Group):
             if lost.kind is not errors.BackendErrorKind.TRANSPORT or new.parameters["lock_wait_ms"]:
                 raise
             return await self._create_again(checked, lost)
-        answer = msgspec.convert(row, MadeRow, strict=False)
+        (answer,) = values_of(MadeRow, rows)
         if not answer.made or answer.now_ms is None:
             return await self._create(checked, key_wait_ms)
         return _all_created(checked, answer.now_ms)

@@ -31,19 +31,13 @@ from flowfabric.store.base import Reader, Transaction
 async def children_of(
     reader: Reader,
     execution_id: ids.ExecutionId,
-    *,
-    after: tuple[int, str] = (-1, ids.FIRST_UUID),
+    cursor: str | None = None,
     limit: int = PAGE_MAX,
 ) -> tuple[ChildView, ...]:
-    """The executions it submitted after a time and a uuid."""
-    after_ms, after_id = after
+    """The executions it submitted, after `cursor`."""
+    after = paging.by_time(cursor)
     found = await reader.select_as(
-        ChildView,
-        "list_children",
-        parent=execution_id,
-        after_ms=after_ms,
-        after_id=after_id,
-        limit=limit,
+        ChildView, "list_children", parent=execution_id, limit=limit, **after
     )
     return tuple(found)
 
@@ -136,15 +130,11 @@ class Details(Group):
         """What an execution submitted and is still stored, oldest first, after `cursor`."""
         checks.check_int("limit", limit, 1, PAGE_MAX)
         full_id = self.shell.check_execution_id(execution_id)
-        after = (-1, ids.FIRST_UUID)
-        if cursor is not None:
-            at_ms, uuid = paging.split_time(cursor)
-            after = at_ms, ids.parse_uuid("cursor", uuid)
         found = await self.store.read(
-            lambda reader: children_of(reader, full_id, after=after, limit=limit + 1)
+            lambda reader: children_of(reader, full_id, cursor, limit + 1)
         )
         page, last = paging.cut(
-            found, limit, lambda child: f"{child.created_at_ms}-{ids.uuid_of(child.execution_id)}"
+            found, limit, lambda each: paging.time_cursor(each.created_at_ms, each.execution_id)
         )
         return ChildPage(children=page, next_cursor=last)
 

@@ -22,8 +22,8 @@ from flowfabric.engine.completions import Completions
 from flowfabric.engine.details import Details
 from flowfabric.engine.events import Subscriptions
 from flowfabric.engine.executions import Executions
+from flowfabric.engine.flow_audit import FlowAudits
 from flowfabric.engine.flow_building import FlowBuilding
-from flowfabric.engine.flow_endings import FlowAudits
 from flowfabric.engine.flow_operators import FlowOperators, FlowReplays
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.grants import Grants

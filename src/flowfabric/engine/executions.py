@@ -8,14 +8,13 @@ for the worker with `source="operator_override"`.
 import asyncio
 from collections.abc import Iterable, Sequence
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import checks, executions, results
 from flowfabric.core.bounds import BATCH_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX
 from flowfabric.core.handles import Handle
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
-from flowfabric.core.leases import Fence, check_fence_given
+from flowfabric.core.leases import Fence, require_fence
 from flowfabric.core.policies import DURATION_MAX_MS, ExecutionPolicy, RetryPolicy, parse_policy
 from flowfabric.core.records import FailedStep
 from flowfabric.core.states import FailureClass, PublicState
@@ -27,6 +26,7 @@ from flowfabric.engine.parking import ParkingOperations
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.sweeps import Sweeps
 from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.store.mapping import values_of
 
 
 class Completion(Struct, frozen=True, kw_only=True, gc=False):
@@ -146,8 +146,8 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         self, opened: Sequence[HeldCompletion | FlowFabricError]
     ) -> list[results.Completed | FlowFabricError]:
         """Finish many at once; each gets its own answer or error."""
-        return await self.shell.decide_remaining(
-            opened, await self._complete_sure(opened), completion_ask
+        return await self.shell.decide_opened(
+            opened, completion_ask, sure=await self._complete_sure(opened)
         )
 
     def _packed(self, completion: Completion) -> Completion:
@@ -175,14 +175,14 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         if not given:
             return {}
         places, handles = list(given), [handle for handle, _ in given.values()]
-        (row,) = await self.store.execute_alone(
+        rows = await self.store.execute_alone(
             "complete_leased",
             (topics.COMPLETION_TOPIC,),
             results=[each.result or None for _, each in given.values()],
             result_encodings=[each.result_encoding for _, each in given.values()],
             **shell.lease_columns(handles),
         )
-        answer = msgspec.convert(row, CompletedRow, strict=False)
+        (answer,) = values_of(CompletedRow, rows)
         woken = topics.topics_after(
             lanes=self.gated.lanes_released(handles),
             ended=answer.completed > 0,
@@ -265,8 +265,7 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         """Report many failed attempts at once; each gets its own answer or error."""
         checks.check_list("reports", reports, 0, BATCH_MAX)
         opened = [shell.value_or_error(self._report_ask, report) for report in reports]
-        sure: dict[int, results.FailResult] = {}
-        return await self.shell.decide_remaining(opened, sure, lambda ask: ask)
+        return await self.shell.decide_opened(opened, lambda ask: ask)
 
     def _report_ask(self, report: object) -> shell.Ask[results.FailResult]:
         if not isinstance(report, FailureReport):
@@ -341,9 +340,7 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         message: str | None = None,
     ) -> results.Updated:
         """`progress` by id and fence."""
-        given = check_fence_given(fence, "worker")
-        if given is None:
-            raise InvalidInput("fence", "must be given")
+        given = require_fence(fence)
         _check_progress(percent, message)
         return await self.shell.decide_about(
             execution_id,
@@ -366,7 +363,6 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
         checks.check_list("handles", handles, 0, BATCH_MAX)
         why = checks.check_reason(reason)
         opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
-        nothing: dict[int, results.HandedBack] = {}
 
         def ask(handle: Handle) -> shell.Ask[results.HandedBack]:
             return shell.held_ask(
@@ -376,4 +372,4 @@ class Executions(Creation, Leases, Steps, ParkingOperations, Operators, Sweeps):
                 ),
             )
 
-        return await self.shell.decide_remaining(opened, nothing, ask)
+        return await self.shell.decide_opened(opened, ask)

@@ -61,16 +61,34 @@ def _queued(joined: Joined) -> QueuedEnding | None:
     row, left = joined.get(flow_records.CompletionDispatch), joined.get(flow_records.EndedUpstream)
     if row is None or left is None:
         return None
+    return queued(
+        row,
+        left.result,
+        left.result_encoding,
+        stale=left.current_replay_count != row.replay_count,
+        cancellation_reason=left.cancellation_reason,
+    )
+
+
+def queued(
+    row: flow_records.CompletionDispatch,
+    result: bytes | None,
+    result_encoding: str | None,
+    *,
+    stale: bool = False,
+    cancellation_reason: str | None = None,
+) -> QueuedEnding:
+    """The ending of a row, with what the execution has left."""
     return QueuedEnding(
         row=row,
         ending=Ending(
             outcome=row.outcome,
             replay_count=row.replay_count,
-            result=left.result,
-            result_encoding=left.result_encoding,
+            result=result,
+            result_encoding=result_encoding,
         ),
-        stale=left.current_replay_count != row.replay_count,
-        spared=is_spared(row.outcome, left.cancellation_reason),
+        stale=stale,
+        spared=is_spared(row.outcome, cancellation_reason),
     )
 
 
@@ -180,20 +198,3 @@ def member_in(rows: Sequence[Joined]) -> tuple[Subject, FoundEndings] | None:
     if member is None or not runs_first_attempt(member) or _has_rows(member):
         return None
     return Subject(execution=member, attempt=None), found
-
-
-def succeeded(
-    row: flow_records.CompletionDispatch, result: bytes | None, result_encoding: str | None
-) -> QueuedEnding:
-    """The ending of a member that completes, as the queue would show it."""
-    return QueuedEnding(
-        row=row,
-        ending=Ending(
-            outcome=row.outcome,
-            replay_count=row.replay_count,
-            result=result,
-            result_encoding=result_encoding,
-        ),
-        stale=False,
-        spared=False,
-    )

@@ -30,6 +30,7 @@ from flowfabric.core.ids import (
     Namespace,
     uuids_from,
 )
+from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.states import AttemptType
 from flowfabric.engine.gates import GATES_TOPIC, GateRow, gated_routes, load
 from flowfabric.store.base import HintListener, Parameter, Store, Transaction
@@ -67,22 +68,15 @@ class ClaimQuery(Struct, frozen=True, kw_only=True):
         return structs.asdict(self)
 
 
-class ClaimRequest(Struct, frozen=True, kw_only=True):
+class ClaimRequest(WorkerIdentity, frozen=True, kw_only=True):
     """The worker that claims, and for how long."""
 
-    worker_id: str
-    worker_instance_id: str
     lease_ttl_ms: int
 
     def parameters(self, limit: int) -> dict[str, Parameter]:
         """As a statement takes them, with ids for the leases."""
-        return {
-            "worker_id": self.worker_id,
-            "worker_instance_id": self.worker_instance_id,
-            "lease_ttl_ms": self.lease_ttl_ms,
-            "limit": limit,
-            "uuids": uuids_from(os.urandom(UUID_BYTES * limit)),
-        }
+        uuids = uuids_from(os.urandom(UUID_BYTES * limit))
+        return structs.asdict(self) | {"limit": limit, "uuids": uuids}
 
 
 class ClaimRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True):

@@ -7,11 +7,10 @@ holds the two together.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import ParamSpec, TypeVar
 
-import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
@@ -21,7 +20,6 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     AttemptId,
     ExecutionId,
-    FlowId,
     LaneId,
     LeaseId,
     WorkerId,
@@ -37,26 +35,36 @@ from flowfabric.core.leases import (
     Fence,
     Granted,
     WorkerIdentity,
-    check_fence_given,
     check_holder,
     check_ttl,
     compare_fence,
     decide_hold,
     decide_renew,
     on_last_chance,
+    require_fence,
 )
-from flowfabric.core.records import Execution
+from flowfabric.core.records import Execution, view_of
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import shell, topics
 from flowfabric.engine.gated_claims import ClaimQuery, ClaimRequest, ClaimRow, GatedClaims
 from flowfabric.engine.gates import GATES_TOPIC
 from flowfabric.engine.keeping_back import let_go_for
+from flowfabric.engine.lone_members import LoneMembers
 from flowfabric.engine.shell import Shell
-from flowfabric.errors import FlowFabricError, LeaseExpired, NotFound, RetryExhausted
+from flowfabric.errors import (
+    FlowFabricError,
+    LeaseExpired,
+    NotFound,
+    RetryExhausted,
+    Validation,
+)
 from flowfabric.store.base import Reader, Transaction, drive
 from flowfabric.store.caller_connections import OnConnection
 from flowfabric.store.mapping import answers_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LEASE_TTL_MS = 30_000
 LOCK_WAIT_MS_MAX = 10_000
@@ -65,59 +73,6 @@ QUERIES_REMEMBERED = 256
 """Workers, and what they ask for, that a process has checked: they ask the same all the time."""
 SHARES_REMEMBERED = 256
 """Sets of lanes with weights whose turns a process remembers."""
-MEMBERS_REMEMBERED = 10_000
-"""Leases on members of flows, and flows, that a process remembers."""
-
-
-class LoneMembers:
-    """Flows of which this process has one member in hand, as it has of a chain.
-
-    If several members end at about the same time, their transactions contend for the flow's row.
-    """
-
-    def __init__(self) -> None:
-        self._flows: dict[LeaseId, FlowId] = {}
-        self._counts: Counter[FlowId] = Counter()
-        self._crowded: set[FlowId] = set()
-        self._involved: set[FlowId] = set()
-
-    @property
-    def in_hand(self) -> bool:
-        """Whether there are any."""
-        return bool(self._flows)
-
-    def note(self, leases: Iterable[ClaimRow]) -> None:
-        for each in leases:
-            if each.flow_id is not None:
-                self._flows[each.lease_id] = each.flow_id
-                self._counts[each.flow_id] += 1
-        if len(self._flows) > MEMBERS_REMEMBERED:
-            self._flows.clear()
-            self._counts.clear()
-
-    def end(self, lease_id: LeaseId) -> FlowId | None:
-        """Forget a lease. Return its flow if it was the only one of that flow, uncontended."""
-        flow_id = self._flows.pop(lease_id, None)
-        if flow_id is None:
-            return None
-        in_hand = self._counts.pop(flow_id)
-        if in_hand > 1:
-            self._counts[flow_id] = in_hand - 1
-        return None if in_hand > 1 or flow_id in self._crowded else flow_id
-
-    def note_crowded(self, flow_id: FlowId) -> None:
-        if len(self._crowded) > MEMBERS_REMEMBERED:
-            self._crowded.clear()
-        self._crowded.add(flow_id)
-
-    def may_be_plain(self, flow_id: FlowId) -> bool:
-        """Whether `complete_member` has been sure of all ends in the flow that it was tried on."""
-        return flow_id not in self._involved
-
-    def note_involved(self, flow_id: FlowId) -> None:
-        if len(self._involved) > MEMBERS_REMEMBERED:
-            self._involved.clear()
-        self._involved.add(flow_id)
 
 
 def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:
@@ -159,15 +114,22 @@ def _renew_ask(execution_id: ExecutionId, fence: Fence, lease_ttl_ms: int) -> sh
     return shell.Ask(execution_id, decide)
 
 
+def _remembering(check: Callable[P, T]) -> Callable[P, T]:
+    """The same check, which remembers what it has answered: lists count by what is in them."""
+    known = lru_cache(QUERIES_REMEMBERED)(check)
+
+    def ask(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return known(*(tuple(each) if isinstance(each, list) else each for each in args))
+        except (TypeError, Validation):
+            # Lanes with weights cannot be a key; and a refusal has to show what was given.
+            return check(*args, **kwargs)
+
+    return ask
+
+
+@_remembering
 def check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
-    try:
-        return _known_worker(worker_id, worker_instance_id)
-    except TypeError:
-        # What is no key is no text either, and is refused in words.
-        return _check_worker(worker_id, worker_instance_id)
-
-
-def _check_worker(worker_id: object, worker_instance_id: object) -> WorkerIdentity:
     return WorkerIdentity(
         worker_id=WorkerId(parse_worker_id("worker_id", worker_id)),
         worker_instance_id=WorkerInstanceId(
@@ -185,27 +147,8 @@ def claim_topics(lanes: Iterable[str]) -> list[str]:
     return [GATES_TOPIC, *(topics.ready_topic(lane) for lane in lanes)]
 
 
-_known_worker = lru_cache(QUERIES_REMEMBERED)(_check_worker)
-
-
+@_remembering
 def check_query(
-    lane_ids: LaneWeights,
-    kinds: Sequence[str] | None,
-    capabilities: Sequence[str],
-    namespace: str | None,
-) -> ClaimQuery:
-    try:
-        return _known_query(_fixed(lane_ids), _fixed(kinds), _fixed(capabilities), namespace)
-    except TypeError:
-        # Lanes with weights, say.
-        return _check_query(lane_ids, kinds, capabilities, namespace)
-
-
-def _fixed(given: object) -> object:
-    return tuple(given) if isinstance(given, list) else given
-
-
-def _check_query(
     lane_ids: object, kinds: object, capabilities: object, namespace: object
 ) -> ClaimQuery:
     if isinstance(lane_ids, Mapping):
@@ -221,9 +164,6 @@ def _check_query(
         else tuple(dict.fromkeys(parse_execution_kind(kind) for kind in wanted)),
         capabilities=tuple(sorted(check_offered(capabilities))),
     )
-
-
-_known_query = lru_cache(QUERIES_REMEMBERED)(_check_query)
 
 
 class RenewedRow(Struct, frozen=True, gc=False, array_like=True):
@@ -299,14 +239,15 @@ class Leases(shell.Group):
         check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
         check_ttl(lease_ttl_ms)
         worker = check_worker(worker_id, worker_instance_id)
+        request = view_of(ClaimRequest, worker, lease_ttl_ms=lease_ttl_ms)
         query = check_query(lane_ids, kinds, capabilities, namespace)
         shares = self.shares(worker_id, lane_ids)
         if max_wait_ms == 0:
-            return await self._claim_shares(query, shares, worker, lease_ttl_ms, limit)
+            return await self._claim_shares(query, shares, request, limit)
         deadline_s = time.monotonic() + max_wait_ms / 1_000
         with self.store.hints(claim_topics(query.lanes)) as hints:
             while True:
-                claimed = await self._claim_shares(query, shares, worker, lease_ttl_ms, limit)
+                claimed = await self._claim_shares(query, shares, request, limit)
                 left_s = deadline_s - time.monotonic()
                 if claimed or left_s <= 0:
                     return claimed
@@ -328,21 +269,19 @@ class Leases(shell.Group):
         self,
         query: ClaimQuery,
         shares: LaneShares | None,
-        worker: WorkerIdentity,
-        lease_ttl_ms: int,
+        request: ClaimRequest,
         limit: int,
     ) -> list[Claimed]:
         """Claim from each lane its share, and what one has no work for from the others."""
         if shares is None:
-            return await self._claim(query, worker, lease_ttl_ms, limit)
+            return await self._claim(query, request, limit)
         claimed: list[Claimed] = []
         lanes: set[str] = set(query.lanes)
         again_in_s: float | None = None
         while lanes and len(claimed) < limit:
             for lane, count in shares.turns(limit - len(claimed), lanes).items():
-                found = await self._claim(
-                    structs.replace(query, lanes=(LaneId(lane),)), worker, lease_ttl_ms, count
-                )
+                own = structs.replace(query, lanes=(LaneId(lane),))
+                found = await self._claim(own, request, count)
                 claimed += found
                 if len(found) < count:
                     lanes.discard(lane)
@@ -350,14 +289,7 @@ class Leases(shell.Group):
         self.gated.again_in_s = again_in_s
         return claimed
 
-    async def _claim(
-        self, query: ClaimQuery, worker: WorkerIdentity, lease_ttl_ms: int, limit: int
-    ) -> list[Claimed]:
-        request = ClaimRequest(
-            worker_id=worker.worker_id,
-            worker_instance_id=worker.worker_instance_id,
-            lease_ttl_ms=lease_ttl_ms,
-        )
+    async def _claim(self, query: ClaimQuery, request: ClaimRequest, limit: int) -> list[Claimed]:
         self.gated.again_in_s = None
         if await self.gated.serves(query):
             taken = await self._claim_both(query, request, limit)
@@ -366,7 +298,7 @@ class Leases(shell.Group):
         if not taken and self.gated.may_be_kept_back(query) and await let_go_for(self.shell, query):
             taken = await self._claim_both(query, request, limit)
         leases = [lease for lease, _ in taken]
-        if _ends_soon(leases, lease_ttl_ms):
+        if _ends_soon(leases, request.lease_ttl_ms):
             self.store.hint(topics.DUE_TOPIC)
         self.lone_members.note(leases)
         last = await self._on_last_chance(leases)
@@ -421,10 +353,8 @@ class Leases(shell.Group):
         return taken
 
     def _read_claims(self, leases: Sequence[ClaimRow], request: ClaimRequest) -> list[Taken]:
-        instance_id = WorkerInstanceId(request.worker_instance_id)
-        return [
-            (lease, self._read_claim(lease, instance_id, request.lease_ttl_ms)) for lease in leases
-        ]
+        instance_id, lease_ttl_ms = request.worker_instance_id, request.lease_ttl_ms
+        return [(lease, self._read_claim(lease, instance_id, lease_ttl_ms)) for lease in leases]
 
     async def renew(self, handle: Handle | bytes) -> Renewed:
         """Extend the lease by the time it was claimed for."""
@@ -445,20 +375,11 @@ class Leases(shell.Group):
             check_int("lock_wait_ms", lock_wait_ms, 0, LOCK_WAIT_MS_MAX)
         opened = [shell.value_or_error(self.shell.open_handle, handle) for handle in handles]
         sure = await self._renew_sure(opened)
-        if lock_wait_ms != 0:
-            return await self.shell.decide_remaining(
-                opened, sure, _handle_ask, lock_wait_ms=lock_wait_ms
-            )
-        rest = {
-            position: each
-            for position, each in enumerate(opened)
-            if position not in sure and isinstance(each, Handle)
-        }
-        answers = {**sure, **(await self._renew_free(rest) if rest else {})}
-        return [
-            each if isinstance(each, FlowFabricError) else answers[position]
-            for position, each in enumerate(opened)
-        ]
+        if lock_wait_ms == 0:
+            return await shell.answers_in_order(opened, sure, self._renew_free)
+        return await self.shell.decide_opened(
+            opened, _handle_ask, sure=sure, lock_wait_ms=lock_wait_ms
+        )
 
     async def find_lost_leases(self, handles: Sequence[Handle | bytes]) -> list[Handle]:
         """The given leases that were taken away. Changes nothing."""
@@ -470,26 +391,21 @@ class Leases(shell.Group):
         lost = await self.select_as(int, "lost_leases", **shell.lease_columns(opened))
         return [opened[position] for position in lost]
 
-    async def _renew_free(
-        self, handles: Mapping[int, Handle]
-    ) -> dict[int, Renewed | FlowFabricError]:
+    async def _renew_free(self, handles: Sequence[Handle]) -> list[Renewed | FlowFabricError]:
         """Decide about those that no other transaction has locked; read the others as they are."""
-        everybody = [handle.execution_id for handle in handles.values()]
 
-        async def body(tx: Transaction) -> dict[int, Renewed | FlowFabricError]:
-            held = await shell.lock_free(tx, everybody)
-            free = {i: each for i, each in handles.items() if each.execution_id not in held}
-            asks = [_handle_ask(handle) for handle in free.values()]
-            decided = await self.shell.decide_in(tx, asks)
+        async def body(tx: Transaction) -> list[Renewed | FlowFabricError]:
+            held = await shell.lock_free(tx, [each.execution_id for each in handles])
+            asks = [_handle_ask(each) for each in handles if each.execution_id not in held]
+            outcomes = await self.shell.decide_in(tx, asks)
+            decided = iter(outcomes)
             now_ms = await tx.now_ms()
-            return {
-                **dict(zip(free, decided, strict=True)),
-                **{
-                    i: _held_up(handle, held[handle.execution_id], now_ms)
-                    for i, handle in handles.items()
-                    if i not in free
-                },
-            }
+            return [
+                _held_up(each, held[each.execution_id], now_ms)
+                if each.execution_id in held
+                else next(decided)
+                for each in handles
+            ]
 
         return await self.store.transact(body)
 
@@ -520,8 +436,7 @@ class Leases(shell.Group):
     ) -> Renewed:
         """Extend a lease named by its fence instead of a handle."""
         check_ttl(lease_ttl_ms)
-        given = check_fence_given(fence, source="worker")
-        assert given is not None
+        given = require_fence(fence)
         ask = _renew_ask(self.shell.check_execution_id(execution_id), given, lease_ttl_ms)
         return await self.shell.decide(ask)
 
@@ -530,17 +445,18 @@ class Leases(shell.Group):
         execution, attempt = granted.execution, granted.attempt
         assert execution.worker_instance_id is not None
         payload, encoding = execution.taken_payload
-        fields = {
-            **structs.asdict(execution),
-            "payload": payload,
-            "payload_encoding": encoding,
-            "execution_id": uuid_of(execution.execution_id),
-            "kind": granted.kind,
-            "attempt_index": attempt.attempt_index,
-            "attempt_id": attempt.attempt_id,
-            "attempt_type": attempt.attempt_type,
-        }
-        row = msgspec.convert([fields.get(name) for name in ClaimRow.__struct_fields__], ClaimRow)
+        row = view_of(
+            ClaimRow,
+            execution,
+            payload=payload,
+            payload_encoding=encoding,
+            execution_id=uuid_of(execution.execution_id),
+            kind=granted.kind,
+            attempt_index=attempt.attempt_index,
+            attempt_id=attempt.attempt_id,
+            attempt_type=attempt.attempt_type,
+            progress=None,
+        )
         claimed = self._read_claim(
             row,
             execution.worker_instance_id,

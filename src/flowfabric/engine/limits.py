@@ -307,18 +307,14 @@ class LimitOperations(shell.Group):
         """Policies by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         owner = optional(parse_namespace, namespace)
-        after_namespace, after_name = paging.read_name_cursor(cursor)
         policies = await self.select_records(
             QuotaPolicy,
             "list_quota_policies",
             namespace=owner,
-            after_namespace=after_namespace,
-            after_name=after_name,
             limit=limit + 1,
+            **paging.by_name(cursor),
         )
-        page, last = paging.cut(
-            policies, limit, lambda each: paging.name_cursor(each.namespace, each.name)
-        )
+        page, last = paging.cut_by_name(policies, limit, lambda each: each.name)
         return LimitPage(limits=page, next_cursor=last)
 
     async def read_limit(self, name: str, *, namespace: str = "default") -> QuotaPolicy:

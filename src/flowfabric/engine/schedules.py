@@ -154,18 +154,10 @@ class Schedules(Group):
         """Schedules by namespace and name, after `cursor`."""
         check_int("limit", limit, 0, PAGE_MAX)
         wanted = optional(parse_namespace, namespace)
-        after_namespace, after_id = paging.read_name_cursor(cursor)
         found = await self.select_records(
-            Schedule,
-            "list_schedules",
-            after_namespace=after_namespace,
-            after_id=after_id,
-            namespace=wanted,
-            limit=limit + 1,
+            Schedule, "list_schedules", namespace=wanted, limit=limit + 1, **paging.by_name(cursor)
         )
-        page, last = paging.cut(
-            found, limit, lambda each: paging.name_cursor(each.namespace, each.schedule_id)
-        )
+        page, last = paging.cut_by_name(found, limit, lambda each: each.schedule_id)
         shown = await self.shell.values.through_all(page, self._shown)
         return SchedulePage(schedules=tuple(shown), next_cursor=last)
 

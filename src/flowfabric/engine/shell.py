@@ -187,36 +187,20 @@ class Shell(KnowsRoutes):
         hint_about(tx, changes, now_ms)
         return outcomes
 
-    async def decide_remaining(
+    async def decide_opened(
         self,
         opened: Sequence[V | FlowFabricError],
-        sure: Mapping[int, T],
         ask: Callable[[V], Ask[T]],
         *,
+        sure: Mapping[int, T] | None = None,
         lock_wait_ms: int | None = None,
     ) -> list[T | FlowFabricError]:
-        """Answers in order: refused before, sure already, or decided here.
-
-        A set-based statement handles the sure cases of a batch; what it left is
-        decided one by one, so that everything else about a decision lives in the core.
-        """
-        if len(sure) == len(opened):
-            return [sure[position] for position in range(len(opened))]
-        rest = {
-            position: ask(each)
-            for position, each in enumerate(opened)
-            if position not in sure and not isinstance(each, FlowFabricError)
-        }
-        left: list[Ask[T]] = list(rest.values())
-        outcomes = await self.decide_many(left, lock_wait_ms=lock_wait_ms)
-        answers: dict[int, T | FlowFabricError] = {
-            **sure,
-            **dict(zip(rest, outcomes, strict=True)),
-        }
-        return [
-            each if isinstance(each, FlowFabricError) else answers[position]
-            for position, each in enumerate(opened)
-        ]
+        """Decide a batch whose items were checked, all that is not sure in one transaction."""
+        return await answers_in_order(
+            opened,
+            sure or {},
+            lambda rest: self.decide_many([ask(each) for each in rest], lock_wait_ms=lock_wait_ms),
+        )
 
     async def decide_loaded(self, lock: LockRows[V], decide: DecideOn[V, T]) -> T:
         """Decide about more than one execution's own rows: those that `lock` loads."""
@@ -393,6 +377,31 @@ def value_or_error(check: Callable[[V], T], value: V) -> T | FlowFabricError:
         return check(value)
     except FlowFabricError as error:
         return error
+
+
+async def answers_in_order(
+    opened: Sequence[V | FlowFabricError],
+    sure: Mapping[int, T],
+    decide: Callable[[Sequence[V]], Awaitable[Sequence[T | FlowFabricError]]],
+) -> list[T | FlowFabricError]:
+    """The answers to a batch: refused when checked, sure already by position, or decided here.
+
+    A set-based statement handles the sure cases of a batch; what it left is
+    decided one by one, so that everything else about a decision lives in the core.
+    """
+    if len(sure) == len(opened):
+        return [sure[position] for position in range(len(opened))]
+    rest = {
+        position: each
+        for position, each in enumerate(opened)
+        if position not in sure and not isinstance(each, FlowFabricError)
+    }
+    decided = await decide(list(rest.values())) if rest else ()
+    answers: dict[int, T | FlowFabricError] = {**sure, **dict(zip(rest, decided, strict=True))}
+    return [
+        each if isinstance(each, FlowFabricError) else answers[position]
+        for position, each in enumerate(opened)
+    ]
 
 
 def fence_of(handle: Handle) -> leases.Fence:

@@ -505,9 +505,9 @@ async def _find_for(
     at = (subject.execution.partition_key, subject.execution.execution_id)
     chosen = [] if request.signal_id is None else [(*at, request.signal_id)]
     return signals.SignalFindings(
+        mailbox=Mailbox(waitpoint_id=waitpoint_id, waitpoint_key=key),
         waitpoint=waitpoint,
         by_token=delivery.token is not None,
-        mailbox=Mailbox(waitpoint_id=waitpoint_id, waitpoint_key=key),
         dedup=next((each for each in earlier if each.waitpoint_id == waitpoint_id), None),
         recorded=bool(await reader.get(SignalFacts, chosen)),
         keep=keep,

@@ -43,15 +43,13 @@ class Steps(shell.Group):
         checked = [shell.value_or_error(self._check_report, report) for report in packed]
         given = {i: each for i, each in enumerate(checked) if isinstance(each, StepReport)}
         sure = await self._record_sure(list(given), list(given.values())) if given else {}
-        answers: list[StepStored | FlowFabricError] = []
-        for position, each in enumerate(checked):
-            if isinstance(each, FlowFabricError):
-                answers.append(each)
-            elif position in sure:
-                answers.append(sure[position])
-            else:
-                answers.append(await self._record_one(each))
-        return answers
+
+        async def record_rest(
+            rest: Sequence[StepReport],
+        ) -> list[StepStored | FlowFabricError]:
+            return [await self._record_one(each) for each in rest]
+
+        return await shell.answers_in_order(checked, sure, record_rest)
 
     def _packed_report(self, report: StepReport) -> StepReport:
         return structs.replace(report, step=recoded(report.step, self.shell.values.pack))

@@ -16,7 +16,7 @@ from flowfabric.core.checks import check_int
 from flowfabric.core.conditions import Condition
 from flowfabric.core.decisions import Decision, Subject, Timing
 from flowfabric.core.handles import Handle, HandleKind
-from flowfabric.core.leases import Fence, check_fence_given, compare_fence
+from flowfabric.core.leases import Fence, compare_fence, require_fence
 from flowfabric.core.resumption import ResumePolicy
 from flowfabric.core.suspension import (
     SuspendAnswer,
@@ -116,8 +116,7 @@ class Suspensions(shell.Group):
     ) -> SuspendOutcome:
         """`suspend` for a caller that has the lease's fence but no handle."""
         request = checked_request(resume_condition, options)
-        given = check_fence_given(fence, source="worker")
-        assert given is not None
+        given = require_fence(fence)
         answer, lane_id = await self._suspend(
             self.shell.check_execution_id(execution_id), given, request
         )
@@ -288,5 +287,4 @@ async def lock_suspending(
 
 
 def checked_request(resume_condition: Condition, options: SuspendOptions) -> SuspendRequest:
-    new_ids = iter(shell.new_uuid, "")
-    return check_suspend(new_ids=new_ids, resume_condition=resume_condition, **options)
+    return check_suspend(new_id=shell.new_uuid, resume_condition=resume_condition, **options)

@@ -1,7 +1,6 @@
 """Waitpoints: made, closed and read, with the pauses they belong to. No list shows a token."""
 
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import msgspec
 from msgspec import Struct, structs
@@ -15,6 +14,7 @@ from flowfabric.engine import paging, shell, waitpoint_keys
 from flowfabric.engine.reads import condition_progress, find
 from flowfabric.errors import CodecFailed, NotFound
 from flowfabric.store.base import Joined, Reader, Transaction
+from flowfabric.store.mapping import values_of
 
 SIGNALS_SHOWN_MAX = 10_000
 
@@ -155,24 +155,6 @@ class InboxRow(Struct, frozen=True, kw_only=True):
 class Inbox(Struct, frozen=True, kw_only=True):
     entries: tuple[InboxEntry, ...]
     next_cursor: str | None
-
-
-class SuspendedCursor(Struct, frozen=True):
-    """Where a page of suspended executions ended."""
-
-    suspended_at_ms: int = -1
-    execution_uuid: str = ids.FIRST_UUID
-
-    @classmethod
-    def parse(cls, text: str | None) -> Self:
-        if text is None:
-            return cls()
-        suspended_at_ms, uuid = paging.split_time(text)
-        return cls(suspended_at_ms, ids.parse_uuid("cursor", uuid))
-
-    @staticmethod
-    def after(last: SuspendedExecution) -> str:
-        return f"{last.suspended_at_ms}-{ids.uuid_of(last.execution_id)}"
 
 
 PROACTIVE_CLOSE = "proactive_close"
@@ -341,12 +323,7 @@ class Waitpoints(shell.Group):
         )
         if not rows:
             return None
-        # Not strict: one database has booleans, the other zero and one.
-        signals = msgspec.convert(
-            [row for row in rows if row["signal_id"] is not None],
-            tuple[ResumeSignal, ...],
-            strict=False,
-        )
+        signals = values_of(ResumeSignal, [row for row in rows if row["signal_id"] is not None])
         unpacked = await self._unpacked(signals)
         return msgspec.convert({**rows[0], "signals": unpacked}, SuspensionView)
 
@@ -412,16 +389,16 @@ class Waitpoints(shell.Group):
         if partition is not None:
             check_int("partition", partition, 0, 65_535)
             ids.check_partition(partition, self.shell.deployment.partitions)
-        start = SuspendedCursor.parse(cursor)
         found = await self.select_as(
             SuspendedExecution,
             "list_suspended",
             partition_key=partition,
-            after_ms=start.suspended_at_ms,
-            after_id=start.execution_uuid,
             limit=limit + 1,
+            **paging.by_time(cursor),
         )
-        page, last = paging.cut(found, limit, SuspendedCursor.after)
+        page, last = paging.cut(
+            found, limit, lambda each: paging.time_cursor(each.suspended_at_ms, each.execution_id)
+        )
         return SuspendedPage(executions=page, next_cursor=last)
 
     async def list_inbox(
@@ -429,7 +406,7 @@ class Waitpoints(shell.Group):
     ) -> Inbox:
         """What suspended executions wait for, longest first; `limit` counts executions."""
         check_int("limit", limit, 1, bounds.PAGE_MAX)
-        start = SuspendedCursor.parse(cursor)
+        after = paging.by_time(cursor)
         optional(ids.parse_namespace, namespace)
 
         async def body(
@@ -439,9 +416,8 @@ class Waitpoints(shell.Group):
                 InboxRow,
                 "list_inbox",
                 namespace=namespace,
-                after_ms=start.suspended_at_ms,
-                after_id=start.execution_uuid,
                 limit=limit + 1,
+                **after,
             )
             return found, await _received(reader, found)
 
@@ -451,7 +427,7 @@ class Waitpoints(shell.Group):
         page = [row for row in rows if row.execution_id in shown]
         cursor = None
         if len(listed) > limit:
-            cursor = f"{page[-1].suspended_at_ms}-{ids.uuid_of(listed[limit - 1])}"
+            cursor = paging.time_cursor(page[-1].suspended_at_ms, listed[limit - 1])
         entries = tuple(entry for row in page for entry in row.entries(received))
         return Inbox(entries=entries, next_cursor=cursor)
 

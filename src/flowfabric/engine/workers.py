@@ -7,7 +7,6 @@ One that is marked dead loses its leases at once. Silent ones are forgotten afte
 from collections.abc import Sequence
 from functools import partial
 
-import msgspec
 from msgspec import Struct
 
 from flowfabric.core import bounds, workers
@@ -24,6 +23,7 @@ from flowfabric.engine.keeping_back import let_go_for
 from flowfabric.engine.leases import check_query, check_worker
 from flowfabric.engine.shell import Swept
 from flowfabric.store.base import Key, Reader, Transaction
+from flowfabric.store.mapping import values_of
 
 ROUNDS_MAX = 1_000
 """Batches of leases that one call works off."""
@@ -92,7 +92,7 @@ class Workers(shell.Group):
         )
         if not rows:
             return workers.NotRegistered()
-        worker = msgspec.convert(rows[0], RegisteredWorker)
+        (worker,) = values_of(RegisteredWorker, rows)
         await let_go_for(self.shell, _query(worker))
         return workers.Refreshed(expires_at_ms=worker.expires_at_ms)
 
@@ -177,18 +177,17 @@ class Workers(shell.Group):
         check_int("limit", limit, 1, bounds.PAGE_MAX)
         check_bool("include_expired", include_expired)
         within = optional(parse_namespace, namespace)
-        after = paging.read_name_cursor(cursor)
+        after = paging.by_name(cursor)
 
         async def body(reader: Reader) -> tuple[Sequence[RegisteredWorker], Sequence[Held]]:
             now_ms = await reader.now_ms()
             found = await reader.select_records(
                 RegisteredWorker,
                 "list_workers",
-                after_namespace=after[0],
-                after_instance=after[1],
                 alive_at_ms=0 if include_expired else now_ms,
                 namespace=within,
                 limit=limit + 1,
+                **after,
             )
             if not found:
                 return found, ()
@@ -198,9 +197,7 @@ class Workers(shell.Group):
 
         found, rows = await self.store.read(body)
         held = {row.worker_instance_id: row.held for row in rows}
-        page, last = paging.cut(
-            found, limit, lambda each: paging.name_cursor(each.namespace, each.worker_instance_id)
-        )
+        page, last = paging.cut_by_name(found, limit, lambda each: each.worker_instance_id)
         present = tuple(workers.entry(each, held.get(each.worker_instance_id, 0)) for each in page)
         return WorkerPage(workers=present, next_cursor=last)
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from flowfabric import errors
-from flowfabric.batching import Answer, Commit, GroupCommit, Item
+from flowfabric.batching import Commit, GroupCommit, Item, Reply
 from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.handles import Handle
 from flowfabric.core.results import Completed, FailResult, HandedBack
@@ -54,10 +54,10 @@ class Reports:
         )
         self.usage: GroupCommit[BudgetRequest, BudgetOutcome] = self._group(engine.post_to_budgets)
 
-    def _group(self, report: Commit[Item, Answer]) -> GroupCommit[Item, Answer]:
+    def _group(self, report: Commit[Item, Reply]) -> GroupCommit[Item, Reply]:
         async def report_in_time(
             items: Sequence[Item],
-        ) -> Sequence[Answer | errors.FlowFabricError]:
+        ) -> Sequence[Reply | errors.FlowFabricError]:
             with statements_within(self.patience_s):
                 return await report(items)
 

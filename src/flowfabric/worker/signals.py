@@ -74,19 +74,11 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
     payload: Raw
 
 
-class UnreadablePayload(Struct, frozen=True, kw_only=True):
-    """Why a payload could not be read. Only older versions ended the wait with that."""
-
-    field: str
-    problem: str
-
-
 class WaitOutcome(Struct, frozen=True, kw_only=True, rename={"ended_by": "ended"}):
     """How a wait ended, as its step holds it."""
 
     ended_by: Literal["signals", "timeout", "operator"]
     signals: tuple[StoredSignal, ...] = ()
-    refusal: UnreadablePayload | None = None
 
 
 class Wait(Struct, frozen=True, kw_only=True):
@@ -341,8 +333,6 @@ def _require_signals(outcome: WaitOutcome, what: str) -> None:
         raise errors.SignalTimeout(f"{what}: nothing met it in time")
     if outcome.ended_by == "operator":
         raise errors.SignalTimeout(f"{what}: an operator ended the wait without it")
-    if outcome.refusal is not None:
-        raise errors.InvalidInput(outcome.refusal.field, outcome.refusal.problem)
 
 
 def _decoded(stored: StoredSignal, kind: object) -> Signal[object]:

@@ -66,7 +66,7 @@ def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
 # How a worker runs, checked once --------------------------------------------
 
 CONCURRENCY_MAX = 100_000
-LEASE_TTL_MS_MIN = 1_000
+WORKER_LEASE_TTL_MS_MIN = 1_000
 QUICK_S = 0.5
 VERY_QUICK_S = 0.05
 
@@ -116,7 +116,7 @@ class WorkerSettings:
             check_int("prefetch", self.prefetch, 0, BATCH_MAX)
         parse_worker_id("worker_id", self.worker_id)
         parse_worker_id("worker_instance_id", self.worker_instance_id)
-        check_int("lease_ttl", self.lease_ttl_ms, LEASE_TTL_MS_MIN, 24 * 60 * 60 * 1_000)
+        check_int("lease_ttl", self.lease_ttl_ms, WORKER_LEASE_TTL_MS_MIN, 24 * 60 * 60 * 1_000)
         for name in ("drain_timeout", "cancel_grace", "in_process_sleep"):
             duration_ms(name, getattr(self, name))
         for name in ("threads", "processes"):
