@@ -37,6 +37,7 @@ from flowfabric.flows.run import FlowRun
 from flowfabric.limits import AppLimits
 from flowfabric.logs import open_log
 from flowfabric.outages import everything_within, waited_out
+from flowfabric.parts import AppPart
 from flowfabric.registry import (
     Registry,
     TaskOptions,
@@ -52,7 +53,7 @@ from flowfabric.task import Call, SubmitOptions, Task, TaskSettings
 from flowfabric.worker.attempt import Middleware
 from flowfabric.worker.context import Context
 from flowfabric.worker.functions import check_not_imported
-from flowfabric.worker.leases import CONNECTIONS_MAX, Connect
+from flowfabric.worker.leases import CONNECTIONS_MAX
 from flowfabric.worker.resources import Factory
 from flowfabric.worker.worker import (
     Stopping,
@@ -67,6 +68,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 M = TypeVar("M", bound=Middleware)
+Part = TypeVar("Part", bound=AppPart)
 
 log = open_log(__name__)
 
@@ -78,7 +80,7 @@ READY_S = 2.0
 
 
 TESTS_OF_NO_APP: Final[list["App"]] = []
-"""Test apps that were not told for which app they stand in, while they are open."""
+"""The open test apps that were not told which app they replace."""
 
 
 class App(Registry):
@@ -368,24 +370,28 @@ class App(Registry):
     @cached_property
     def blocking(self) -> Blocking:
         """The same without an event loop, for scripts and frameworks such as Django."""
-        return Blocking(
-            self._connect_unless_testing, self.namespace, self.meet, lambda: self._acting.blocking
-        )
+        return Blocking(self._connect, self.namespace, self.meet, lambda: self._acting.blocking)
 
     @cached_property
     def signals(self) -> Signals:
         """Signals for executions that wait, and the list of what they wait for."""
-        return Signals(self._open_engine, lambda: self._acting.namespace)
+        return self._part(Signals)
 
     @cached_property
     def budgets(self) -> AppBudgets:
         """Budgets: create them, report usage, read what is left."""
-        return AppBudgets(self._open_engine, lambda: self._acting.namespace)
+        return self._part(AppBudgets)
 
     @cached_property
     def limits(self) -> AppLimits:
         """Limits of the app's runs: read them, or change them without a deploy."""
-        return AppLimits(self._open_engine, lambda: self._acting.namespace)
+        return self._part(AppLimits)
+
+    def _part(self, kind: type[Part]) -> Part:
+        async def engine() -> Engine:
+            return (await self._open_unless_closed()).engine
+
+        return kind(engine, lambda: self._acting.namespace)
 
     # Opening and closing
 
@@ -406,9 +412,7 @@ class App(Registry):
                 self._opening = asyncio.Lock()
             async with self._opening:
                 if self._opened is None:
-                    opened = await Opened.through(
-                        self._connect_unless_testing, self._open_unless_closed
-                    )
+                    opened = await Opened.through(self._connect, self._open_unless_closed)
                     self._guard = _closing_at_the_end(opened)
                     await anext(self._guard)
                     self._opened = opened
@@ -416,8 +420,8 @@ class App(Registry):
             raise Unavailable("app", "it was opened on another event loop; close it there first")
         return self._opened
 
-    async def _connect_unless_testing(self) -> Engine:
-        """Where the app must not be used, nothing is submitted or claimed."""
+    def _check_usable(self) -> None:
+        """Refuse to connect where nothing may be submitted or claimed."""
         check_not_imported()
         if any(each.is_open() for each in TESTS_OF_NO_APP):
             raise Unavailable(
@@ -425,10 +429,17 @@ class App(Registry):
                 f"{self!r} is not part of the test that is open: what it submits would go to its"
                 " own database. Pass it, as in testing.engine(app=shop.app)",
             )
-        return await self._connect()
 
-    async def _open_engine(self) -> Engine:
-        return (await self._open_unless_closed()).engine
+    async def _connect(self) -> Engine:
+        self._check_usable()
+        if self._migrate:
+            await migrate(self.url)
+            self._migrate = False
+        return await self._connect_to(pool_max=self._pool_max)
+
+    async def _connect_heartbeat(self) -> Engine:
+        # A second engine must find the file of the first.
+        return await self._connect_to(pool_max=CONNECTIONS_MAX, set_up=False)
 
     async def _open_unless_closed(self) -> Opened:
         """Scripts may submit without opening; after closing, that would leak a connection."""
@@ -522,7 +533,6 @@ class App(Registry):
     def _worker(self, opened: Opened, settings: WorkerSettings) -> Worker:
         # A database in memory cannot be opened a second time.
         in_memory = self._acting.url == MEMORY_URL
-        own: Connect | None = None if in_memory else partial(self._connect, CONNECTIONS_MAX)
         return Worker(
             opened.engine,
             self.tasks,
@@ -530,18 +540,9 @@ class App(Registry):
             submissions=opened.submissions,
             resources=self.resources,
             middleware=self.middlewares,
-            connect=own,
+            connect=None if in_memory else self._connect_heartbeat,
             namespace=self._acting.namespace,
         )
-
-    async def _connect(self, pool_max: int | None = None) -> Engine:
-        if self._migrate:
-            await migrate(self.url)
-            self._migrate = False
-        if pool_max is None:
-            return await self._connect_to(pool_max=self._pool_max)
-        # A second engine must find the file of the first.
-        return await self._connect_to(pool_max=pool_max, set_up=False)
 
     def _require(self) -> Opened:
         if self._opened is None:

@@ -125,7 +125,7 @@ class GroupCommit(Generic[Item, Reply]):
         await asyncio.gather(*(self._commit_alone(left) for _ in range(SPLIT_PARALLEL)))
 
     def _refuse_late(self, outage: errors.FlowFabricError) -> None:
-        """Those who have waited long enough hear of the outage without a try of their own."""
+        """Refuse items that have waited long enough, without trying each of them."""
         late_s = time.monotonic() - self._patience_s
         while self._waiting and self._waiting[0].since_s <= late_s:
             detail = f"waited for others, who failed: {outage}"

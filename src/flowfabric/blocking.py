@@ -39,7 +39,7 @@ Ts = TypeVarTuple("Ts")
 AT_EXIT_S: Final = 2.0
 """How long the end of the process waits for the database, and then for a background loop."""
 CANCELS_MAX: Final = 10
-"""How often tasks are cancelled that others have started on being cancelled."""
+"""How many rounds of cancelling there are: a task that is cancelled may start another."""
 
 
 def _iterated(
@@ -226,7 +226,7 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
-        """Cancel what runs there, and end, unless it has ended."""
+        """Cancel what runs on the loop and end its thread, unless it has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(AT_EXIT_S)
@@ -235,7 +235,7 @@ class BackgroundLoop:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._stopped.wait())
         # Threads may still wait for tasks, and one that is cancelled may start another to clean
-        # up. Python would complain of each that is destroyed while it waits.
+        # up. Python complains about each task that is destroyed while it waits.
         for _ in range(CANCELS_MAX):
             if not (left := asyncio.all_tasks(self._loop)):
                 break

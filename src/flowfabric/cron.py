@@ -36,7 +36,7 @@ _EPOCH: Final = datetime(1970, 1, 1)
 _MINUTE: Final = timedelta(minutes=1)
 _DAY_S: Final = 24 * 60 * 60
 _SKIPPED_MINUTES_MAX: Final = 2 * 24 * 60
-"""The clocks never skip more: islands have crossed the date line, which skips a day."""
+"""The most that clocks skip: islands have crossed the date line, which skips a day."""
 
 
 def recurrence_of(schedule: Schedule) -> Recurrence:

@@ -126,7 +126,7 @@ class FlowFabricError(Exception):
 
 _NOT_GIVEN: Final = object()
 REPEAT_TO_BE_SURE: Final = (
-    "; it may have been done: repeat it with the same idempotency key to be sure"
+    "; it may have succeeded: repeat it with the same idempotency key to be sure"
 )
 
 
@@ -147,7 +147,7 @@ class Bug(FlowFabricError, error_class=ErrorClass.BUG):
 class Transport(FlowFabricError):
     """The database or the connection to it failed. `kind` says whether to try again.
 
-    `may_have_happened` says that the answer was lost: what was asked may have been done.
+    `may_have_happened` says that the answer was lost: the request may have succeeded.
     """
 
     def __init__(

@@ -24,14 +24,14 @@ class Incomplete(Struct, frozen=True):
 
     arguments: dict[str, msgspec.Raw]
     inputs: dict[str, str | list[str]]
-    """By parameter: the name of a result, or those of several, which come as a list."""
+    """For each parameter, the name of a result, or the names of several, which come as a list."""
 
 
 class Composed(Struct, frozen=True):
     payload: bytes
     payload_encoding: str
     passed: tuple[Source, ...]
-    """Whose results are passed on."""
+    """The executions whose results are passed on."""
 
 
 _DECODER: Final = msgspec.json.Decoder(Incomplete)

@@ -176,7 +176,7 @@ def has_colliding_keys(value: object) -> bool:
 def _where(
     value: object, trouble: Callable[[object], T | None], seen: set[int]
 ) -> tuple[str, T] | None:
-    """The first place in a value with trouble, and which; the value may contain itself."""
+    """The first place in a value with a problem, and which one; the value may contain itself."""
     found = trouble(value)
     if found is not None:
         return "", found

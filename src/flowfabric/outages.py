@@ -196,19 +196,11 @@ OUTAGES: Final = Outages()
 class OutageWatch:
     """Notes whether a database answers the requests of a block. Use as a context."""
 
-    def __init__(
-        self,
-        database: str,
-        outages: Outages = OUTAGES,
-        *,
-        writing: bool = False,
-        wrote: bool = True,
-    ) -> None:
+    def __init__(self, database: str, *, writing: bool = False, wrote: bool = True) -> None:
         """For a database that may answer readers only: whether the block writes, and whether an
         answer proves that it has written."""
         self.wrote = wrote
         self._database = database
-        self._outages = outages
         self._writing = writing
         self._asked_at_s = 0.0
 
@@ -220,9 +212,9 @@ class OutageWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, *rest: object
     ) -> None:
         if error is None:
-            self._outages.answered(self._database, self._asked_at_s, wrote=self.wrote)
+            OUTAGES.answered(self._database, self._asked_at_s, wrote=self.wrote)
         else:
-            self._outages.failed(self._database, error, self._asked_at_s, writing=self._writing)
+            OUTAGES.failed(self._database, error, self._asked_at_s, writing=self._writing)
 
 
 # How long a statement may take, as its caller says --------------------------

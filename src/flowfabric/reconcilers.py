@@ -38,7 +38,7 @@ AFTER_ERROR_S = 1.0
 SWEEPS_MAX = 10
 """How often one round sweeps again what became due during it."""
 URGENT_SLEEP_S = 600.0
-"""How long an urgent sweep waits for its hint: the regular round finds what a lost one meant."""
+"""How long an urgent sweep waits for a hint: if one is lost, the regular round finds the work."""
 AFTER_HELD_S = 0.02
 """How soon to look again at urgent work that another process was holding."""
 
@@ -88,13 +88,13 @@ SWEEPS: Mapping[str, Sweep] = {
 """Every reconciler by name, in the order they run. `next_due.sql` has a column for each."""
 
 SLOW: Final = tuple(name for name in SWEEPS if name.endswith("retention"))
-"""Those that delete old rows. They may take long, since nothing waits for them."""
+"""The reconcilers that delete old rows. They may take long, since nothing waits for them."""
 
 URGENT: Mapping[str, str] = {
     topics.DISPATCH_TOPIC: "dispatch",
     topics.MEMBER_CANCEL_TOPIC: "member_cancel",
 }
-"""Those that also run at once, by the topic of the hint that says so."""
+"""The reconcilers that hints also run at once, by the topics of those hints."""
 
 
 SCOPED: Final[Mapping[str, Callable[[ScannerFilter], Sweep]]] = {
@@ -106,7 +106,7 @@ SCOPED: Final[Mapping[str, Callable[[ScannerFilter], Sweep]]] = {
     "waitpoint_expiry": lambda only: partial(Engine.expire_due_waitpoints, only=only),
     "retention": lambda only: partial(Engine.trim_retention, only=only),
 }
-"""Those that act on single executions, for a process that handles only some of these."""
+"""The reconcilers that act on single executions, for a process that handles only some."""
 
 
 async def run_due(engine: Engine, *, only: ScannerFilter = EVERYBODY) -> dict[str, int]:
@@ -141,7 +141,7 @@ async def _run_one(engine: Engine, sweep: Sweep) -> Swept:
 
 
 class Silence:
-    """How long the database has kept a process waiting that asks for expired leases.
+    """How long the database has kept waiting a process that asks for expired leases.
 
     Times are those of one clock, in seconds.
     """
@@ -149,7 +149,7 @@ class Silence:
     def __init__(self) -> None:
         self._asking_since_s: float | None = None
         self._outage_s: tuple[float, float] | None = None
-        """When the last wait began and ended that was long enough for an outage."""
+        """When the last wait that was long enough for an outage began and ended."""
 
     def ask(self, now_s: float) -> None:
         if self._asking_since_s is None:
@@ -162,7 +162,7 @@ class Silence:
             self._outage_s = since_s, now_s
 
     def seen(self, now_s: float) -> tuple[int, int]:
-        """How long the wait has taken that lasts, or the last outage did, and how long ago."""
+        """How long the current wait, or the last outage, has lasted, and how long ago it was."""
         waited_ms = 0 if self._asking_since_s is None else _ms(now_s - self._asking_since_s)
         if self._outage_s is None or waited_ms >= OUTAGE_MS_MIN:
             return waited_ms, 0
@@ -184,7 +184,7 @@ class Supervisor:
         patience_s: float = PATIENCE_MAX_S,
         only: ScannerFilter = EVERYBODY,
     ) -> None:
-        """`patience_s` is how long a statement may take that others wait for.
+        """`patience_s` is how long a statement that others wait for may take.
 
         With `only` it leaves all other executions to other processes. It still handles flows,
         schedules and shared rows.

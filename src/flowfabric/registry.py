@@ -1,4 +1,4 @@
-"""What a program declares: its tasks, and which of them run by the clock.
+"""What a program declares: its tasks, and which of them are scheduled.
 
     @app.schedule("0 6 * * *", timezone="Europe/Rome")
     def morning_report(ctx: Context) -> None: ...
@@ -193,7 +193,7 @@ class Registry:
         self.tasks: dict[str, Task[..., object]] = {}
         """Tasks by kind: by name, from version 2 on by `name@version`."""
         self.schedules: list[schedules.ScheduleDefinition] = []
-        """What runs by the clock."""
+        """The declared schedules."""
         self.resources = Resources()
         """What the worker makes for handlers, and fills their parameters with."""
 
@@ -289,7 +289,7 @@ class Registry:
         keep_failed: Duration | None = None,
         max_worker_deaths: int | None = None,
     ) -> "ScheduleDecorator":
-        """Make a function a task that runs by the clock: by cron, or `every="10m"`.
+        """Make a function a task that runs on a schedule: a cron expression, or `every="10m"`.
 
         `catch_up` says which runs that were missed while no worker ran are created afterwards:
         the latest, all, or none.
@@ -320,7 +320,7 @@ class Registry:
         timezone: str = "UTC",
         catch_up: CatchUpName = "latest",
     ) -> None:
-        """Run a call by the clock: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
+        """Schedule a call: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
         check_call("call", call)
         check_cron(cron)
         if any(known.schedule_id == name for known in self.schedules):

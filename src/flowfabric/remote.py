@@ -88,7 +88,7 @@ TRANSIENT: Final = frozenset({"server", "stream_ops"})
 
 
 class RefusalBody(Struct, kw_only=True):
-    """The body of an answer that is no success."""
+    """The body of an answer that reports an error."""
 
     error: str
     code: str = ""

@@ -358,7 +358,7 @@ class Submissions:
                 del self._undecided[key]
 
     async def submit_many(self, checked: Sequence[Checked]) -> list[CreateResult]:
-        """In order; up to a thousand at a time land in one transaction."""
+        """Store submissions in order, up to a thousand in one transaction."""
         results: list[CreateResult] = []
         for start in range(0, len(checked), BATCH_MAX):
             with statements_within(MANY_PATIENCE_S):

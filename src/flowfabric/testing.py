@@ -197,8 +197,8 @@ class LocalApp(App):
                 each.replace_with(self)
         return opened
 
-    async def _connect_unless_testing(self) -> Engine:
-        return await self._connect()
+    def _check_usable(self) -> None:
+        """A test may always use its own app."""
 
     async def _wait_for_drains(self) -> bool:
         """Wait until no drain is running; False if none was."""
@@ -280,7 +280,7 @@ class LocalApp(App):
         raise OperationTimeout("drain: the work does not end and", took_ms, why)
 
     async def _unended(self) -> str:
-        """The executions that have not ended, for people."""
+        """The executions that have not ended, as messages name them."""
         page = await self.engine.find_executions(
             ExecutionFilter(states=UNENDED), limit=UNENDED_NAMED_MAX
         )

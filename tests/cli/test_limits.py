@@ -65,7 +65,7 @@ def test_limits_that_are_not_there_and_mistakes(tmp_path: Path) -> None:
     assert run("limits", "show", "sync", url=url).status == 3
     assert run("limits", "reset", "sync", url=url).status == 3
     typo = run("limits", "set", "snyc", "--concurrency", "9", url=url)
-    assert typo.err.strip() == "No program has declared this limit yet: nothing is under it."
+    assert typo.err.strip() == "No program has declared this limit yet: it limits nothing."
     run("limits", "set", "sync", "--concurrency", "9", "--while-suspended", "keep", url=url)
     assert "9, suspended too" in run("limits", "list", url=url, COLUMNS="120").out
     assert run("limits", "set", "sync", "--rate", "often", url=url).status == 2

@@ -164,7 +164,7 @@ async def test_a_flow_that_never_got_a_member_goes_once_it_is_cancelled(
 async def test_the_id_of_a_forgotten_flow_is_free_again(
     engine: Engine, graph: Graph, clock: SettableClock, trims: int
 ) -> None:
-    """Whether nobody has begun to delete it, somebody is at it, or has been."""
+    """Whether deletion has not begun, is under way, or is done."""
     await graph.build({"b": "a"}, passing=True)
     await graph.run("a")
     await graph.settle()

@@ -27,7 +27,7 @@ from flowfabric.submission import Submissions
 from flowfabric.testing import LocalApp
 from flowfabric.worker import reports, signals
 from flowfabric.worker.inline import InlineWorker
-from flowfabric.worker.signals import StoredWait
+from flowfabric.worker.signals import WaitOutcome
 from tests.properties.test_durable_functions import Fault, FaultyEngine
 from tests.properties.test_several_waits import Ledger
 from tests.properties.test_suspensions import Sent
@@ -127,7 +127,7 @@ async def play(faults: dict[int, Fault]) -> TakingEngine:
         counted = [
             each.name
             for step in stored
-            for each in msgspec.json.decode(step.result or b"", type=StoredWait).signals
+            for each in msgspec.json.decode(step.result or b"", type=WaitOutcome).signals
         ]
         kept = [each.name for each in (await run.snapshot()).kept_signals]
         assert sorted([*counted, *kept]) == sorted(SENT), faults

@@ -135,7 +135,7 @@ FOUND: tuple[tuple[Pool, dict[int, Fault]], ...] = (
 
 
 class Hidden:
-    """Of what it holds nothing counts as an argument."""
+    """None of its contents count as an argument."""
 
     def __init__(self, stage: "Stage", path: str) -> None:
         self._stage = stage

@@ -256,7 +256,7 @@ async def test_a_filter_that_is_not_there_is_refused_with_those_there_are(
     refused = await http.get(url, params={"lnae": "gpu"})
     assert (refused.status_code, refused.json()["field"]) == (400, "lnae")
     start, _, known = refused.json()["error"].partition("; there are ")
-    assert start == "lnae: is no parameter"
+    assert start == "lnae: is not a parameter"
     assert set(OURS[path].split(", ")) <= set(known.split(", "))
 
 
@@ -265,10 +265,10 @@ async def test_a_parameter_of_what_has_none_is_refused(
 ) -> None:
     await engine.set_limit("mail", active_concurrency_cap=1)
     refused = await http.delete("/v1/limits/mail", params={"namespce": "shop"})
-    assert refused.json()["error"] == "namespce: is no parameter; there are namespace"
+    assert refused.json()["error"] == "namespce: is not a parameter; there are namespace"
     assert (await engine.read_limit("mail")).active_concurrency_cap == 1
     refused = await http.get("/v1/deployment", params={"a": "b"})
-    assert refused.json()["error"] == "a: is no parameter; there are none"
+    assert refused.json()["error"] == "a: is not a parameter; there are none"
 
 
 async def test_the_routes_of_the_reference_ignore_what_they_do_not_know(

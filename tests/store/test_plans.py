@@ -250,7 +250,7 @@ async def test_postgres_looks_at_little_more_than_it_is_asked_for(
 async def test_postgres_reads_by_the_same_ways_when_it_is_free_to_scan(
     question: Question, grown_postgres: str
 ) -> None:
-    """Our connections forbid scans, for the sake of statements that write. Reads need no such."""
+    """Our connections forbid scans, for the sake of statements that write. Reads need not."""
     settings = {"search_path": SEARCH_PATH, "plan_cache_mode": "force_generic_plan", "jit": "off"}
     connection = await asyncpg.connect(grown_postgres, server_settings=settings)
     try:

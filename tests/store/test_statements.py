@@ -121,6 +121,16 @@ def test_a_locking_statement_is_recognised(tmp_path: Path, wording: str) -> None
     assert numbered("locking", tmp_path).locks
 
 
+@pytest.mark.parametrize("lock", ["for update", "for update skip locked"])
+def test_a_lock_at_the_end_of_a_statement_is_left_out_where_writers_are_alone(
+    tmp_path: Path, lock: str
+) -> None:
+    (tmp_path / "due.sql").write_text(f"select 1\n limit :limit\n   {lock};\n")
+    (statement,) = named("due", tmp_path)
+    assert statement.text == "select 1\n limit :limit"
+    assert numbered("due", tmp_path).text == f"select 1\n limit $1\n   {lock};"
+
+
 async def test_a_wrong_parameter_is_refused_by_every_store(store: Store) -> None:
     with pytest.raises(TypeError, match="event_window takes"):
         await store.execute_alone("event_window", after=1)

@@ -357,7 +357,7 @@ async def test_a_context_says_nothing_once_its_handler_has_ended(app: App) -> No
 
 
 async def test_a_handler_that_is_far_ahead_waits(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowfabric.worker.reports.BACKLOG_FRAMES_MAX", 10)
+    monkeypatch.setattr("flowfabric.worker.emitter.BACKLOG_FRAMES_MAX", 10)
     backlogs: list[int] = []
 
     @app.task

@@ -75,7 +75,7 @@ async def list_flows(
 async def _newest(
     engine: Engine, namespace: str | None, states: tuple[str, ...], limit: int
 ) -> tuple[list[FlowListItem], bool]:
-    """The engine lists by id, which tells nothing of the age where a program chose its own."""
+    """The engine lists by id, which says nothing about age if programs chose the ids."""
     newest: list[FlowListItem] = []
     count = 0
     async for page in _pages(engine, namespace):

@@ -102,7 +102,7 @@ async def set_limit(
     _show(target, [policy])
     used = await engine.list_limit_use(policy.quota_policy_id, limit=1)
     if policy.declared is None and not used.gates:
-        screen.err().print("No program has declared this limit yet: nothing is under it.")
+        screen.err().print("No program has declared this limit yet: it limits nothing.")
 
 
 @limits.command("reset")

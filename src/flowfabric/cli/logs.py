@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.text import Text
 
 from flowfabric.core.checks import visible_json
-from flowfabric.terminal import Console, Indented, open_console
+from flowfabric.terminal import Indented, open_console
 
 FIELDS: Final = ("execution_id", "attempt_index", "worker_instance_id", "task")
 """Attributes of a record that are logged with its message."""
@@ -67,9 +67,9 @@ class JsonLines(logging.Formatter):
 class Readable(logging.Handler):
     """One line per record, in colour; the traceback beneath it."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._console = console or open_console(stderr=True)
+        self._console = open_console(stderr=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

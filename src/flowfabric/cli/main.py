@@ -1,4 +1,4 @@
-"""The command `flowfabric`: its parts, and what becomes of errors."""
+"""The command `flowfabric`: its parts, and how it reports errors."""
 
 import logging
 import os

@@ -344,7 +344,7 @@ class Chosen(Struct, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        # An empty text is no missing one: it is refused instead of matching everything.
+        # Empty text is not the same as none: it is refused instead of matching everything.
         return self == Chosen()
 
     async def resolve(self, engine: Engine, target: Target) -> ExecutionFilter:

@@ -17,7 +17,7 @@ from flowfabric.logs import open_log
 
 # Several processes of one worker, for machines with several cores -----------
 #
-# They know nothing of each other: the database hands each of them its own work. The process
+# The processes are independent: the database hands each of them its own work. The process
 # that starts them passes on every signal that tells it to stop. It replaces one that is killed;
 # one that exits on its own has said why, and the others would exit for the same reason. Each
 # holds the reading end of a pipe, and stops when its parent is gone, however that ended.

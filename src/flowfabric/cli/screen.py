@@ -32,7 +32,7 @@ GAP: Final = "  "
 FLEXIBLE_MIN: Final = 5
 REMARK_MIN: Final = 20
 NAME_CHARS_MAX: Final = 1_000
-"""No name is longer."""
+"""No name has more characters."""
 REMARK_LEAST: Final = 6
 """A remark with less room than this is omitted."""
 
@@ -69,7 +69,7 @@ def flexible(title: str, *, at_least: int = FLEXIBLE_MIN) -> ScreenColumn:
 
 
 def whole(title: str) -> ScreenColumn:
-    """What people call the row, in other commands too: whole as long as anything else gives way."""
+    """What people call the row, in other commands too: cut only if nothing else gives way."""
     return ScreenColumn(title, at_least=NAME_CHARS_MAX)
 
 
@@ -162,7 +162,7 @@ def _without_middle(cell: Text, width: int) -> Text:
 
 
 WIDE_COLUMNS: Final = 132
-"""From this width on, there is room for whole uuids."""
+"""The least width at which there is room for whole uuids."""
 SHORT_ID_CHARS: Final = 12
 
 _STATE_STYLES: Final = {
@@ -254,7 +254,7 @@ def lane_state(value: LaneState) -> Text:
 
 
 def named(namespace: str, name: str) -> str:
-    """A name, after its namespace unless that is the default."""
+    """A name, preceded by its namespace unless that is the default."""
     return name if namespace == DEFAULT_NAMESPACE else f"{namespace}/{name}"
 
 

@@ -84,7 +84,7 @@ async def list_workers(engine: Engine, target: options.Target, everybody: bool) 
 async def _absent_holders(
     engine: Engine, target: options.Target, present: Sequence[WorkerEntry]
 ) -> Counter[str]:
-    """How many runs workers have that are not present: a worker that drains has withdrawn."""
+    """How many runs are held by workers that are not present: a draining worker has withdrawn."""
     active = ExecutionFilter(states=(PublicState.ACTIVE,), namespace=target.scope())
     page = await engine.find_executions(active, limit=PAGE_MAX)
     leases = [each.current_lease for each in page.executions if each.current_lease is not None]

@@ -128,7 +128,7 @@ def check_priority(value: object) -> int:
 
 
 def check_names(field: str, value: object) -> None:
-    """Any collection of names; one name alone is none of its letters."""
+    """Any collection of names; a single string is refused, not split into letters."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidInput(field, 'must be a list, such as ["gpu"]', value)
 
@@ -148,7 +148,7 @@ def check_choice(field: str, value: object, choices: type[Choice]) -> Choice:
 
 
 def check_list(field: str, value: object, low: int, high: int) -> Sequence[object]:
-    """A list of `low` to `high` items; text is no list of its characters."""
+    """A list of `low` to `high` items; text is not accepted as a list of characters."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise InvalidInput(field, "must be a list", value)
     if not low <= len(value) <= high:
@@ -407,7 +407,7 @@ _MISFIT: Final = re.compile(r"(.*) - at (`key` in )?`\$\.?([^`]*)`", re.DOTALL)
 def split_misfit(message: str) -> tuple[str, str]:
     """Split ``Expected `int`, got `str` - at `$.a.b` `` into the problem and `a.b`.
 
-    The place is empty if it is the whole document. Of a key, the place is that of its object.
+    The place is empty if it is the whole document. For a bad key, it is the object that holds it.
     """
     found = _MISFIT.fullmatch(message)
     if found is None:
@@ -420,7 +420,7 @@ def uncapitalized(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
-# Members that JSON objects do not have: what there is instead, and which one was meant
+# Members that JSON objects do not have: what they do have, and which one was meant
 
 MEMBER_MAX_CHARS: Final = 64
 """Longer names are not compared with others: that takes time, and no member has such a name."""

@@ -79,7 +79,7 @@ class JoinFacts(Struct, frozen=True, kw_only=True):
         }
 
     def remark(self) -> str:
-        """For lists: who has not ended yet."""
+        """A short remark for lists: which upstreams have not ended."""
         named = and_more([each.name for each in self.upstreams], self.unresolved)
         return f"{self.group.succeeded} of {needed_count(self.group)}: still {named}"
 
@@ -410,7 +410,7 @@ def _queued(execution: Execution, around: Surroundings) -> Reason:
 
 
 def _limited(execution: Execution, around: Surroundings, detail: Detail) -> Reason | None:
-    """That a limit holds it up, with the numbers."""
+    """Says which limit holds it up, with its numbers."""
     for each in around.gates:
         obstacle = each.obstacle(around.now_ms, resumes=resumes(execution))
         if obstacle is None:
@@ -431,7 +431,7 @@ def _limited(execution: Execution, around: Surroundings, detail: Detail) -> Reas
 
 
 def _nobody(execution: Execution, around: Surroundings) -> str:
-    """That no worker would run it, and what to do."""
+    """Says that no worker would run it, and what to do."""
     if around.other_versions:
         name, version = split_kind(execution.execution_kind)
         return (
@@ -510,7 +510,7 @@ def held_up_by(why: Explanation, other: Explanation) -> Explanation:
 
 
 def gist(why: Explanation) -> Gist:
-    """What of an explanation is news when it changes: not the time that passes, nor the queue."""
+    """The part of an explanation worth reporting when it changes: not times, nor the queue."""
     lasting = {
         name: value
         for name, value in why.detail.items()

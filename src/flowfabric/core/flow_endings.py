@@ -199,7 +199,7 @@ def release(
 
 
 def _unblocked(execution: Execution, group: JoinRecord, now_ms: int) -> dict[str, decisions.Field]:
-    """The columns once the join no longer blocks: what held it back before, if anything."""
+    """The columns after the join no longer blocks: the hold it had before, if any."""
     if not waits_for_worker(execution) or held_by(execution) is not Hold.JOIN:
         return {}
     prior = group.prior_eligibility

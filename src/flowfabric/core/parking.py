@@ -39,7 +39,7 @@ WAITING_CHILDREN: Final = "waiting_children"
 PUT_ASIDE: Final = "put aside: "
 """What the detail of a delay begins with whose reason people should know."""
 AWAITS_ITS_TURN: Final = (
-    "on its last chance after its worker has died; a worker takes one such at a time"
+    "on its last chance after its worker has died; a worker runs one such execution at a time"
 )
 
 
@@ -70,8 +70,8 @@ def park(
     `aside` is the situation it is put into.
 
     The lease event gives `reason`, or the marker. An attempt that parks for anything but
-    changed code has passed the place where it was blocked. It has got on: deaths of its workers
-    are counted afresh.
+    changed code has passed the place where it was blocked. That is progress, so its worker
+    deaths start again at zero.
     """
     before = subject.execution
     assert subject.attempt is not None, "an active execution has an attempt"
@@ -115,8 +115,8 @@ def decide_delay(
 ) -> Decision[Delayed]:
     """Put the attempt aside until a time. A time in the past is due at once.
 
-    One that has not `begun` has not got on either: deaths of its workers still count. People who
-    ask for the reason are told `why`.
+    An execution that has not `begun` has made no progress: deaths of its workers still count.
+    `why` is shown to people who ask why it is not running.
     """
     execution = subject.execution
     answer = Delayed(execution_id=execution.execution_id, public_state=states.PublicState.DELAYED)

@@ -294,7 +294,7 @@ def decide_set_aside(
         keeps_signals=execution.keeps_signals or len(wait.signals) > len(refused),
     )
     left_out = (structs.replace(each, satisfier=False) for each in refused)
-    # Who corrects the payload may send it under the same key.
+    # The sender may correct the payload and reuse the key.
     freed = tuple(each for each in wait.dedups if each.signal_id in request.signal_ids)
     changes = Changes(updates=(after, unmet, *opened, *left_out), deletes=freed)
     return Decision(answer=True, changes=changes)

@@ -228,7 +228,7 @@ class LaneShares:
     """Smooth weighted round robin: of any few turns in a row each lane gets its share.
 
     Turns go only to lanes that take part, and none is given later instead: a lane that had no work
-    for a while has no claim to more than its share when it has some.
+    for a while gets no extra share when it has work again.
     """
 
     def __init__(self, lanes: LaneWeights, field: str = "lanes") -> None:

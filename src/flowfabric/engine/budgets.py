@@ -295,8 +295,8 @@ class Budgets(Group):
     ) -> None:
         """Fail for good the executions whose refusal a budget answers with failure.
 
-        In a transaction of its own, since executions are locked before budgets. If it is lost, the
-        execution is still running and is refused again.
+        Uses a separate transaction, because executions are locked before budgets. If that fails,
+        the execution is still running and is refused again.
         """
         failures = [
             FailureReport(
@@ -574,7 +574,7 @@ class Budgets(Group):
         try:
             await self.flows.cancel_flow(flow_id, reason=f"budget {budget.name} is used up")
         except NotFound:
-            # Its flow was never built, or is gone.
+            # The flow never existed, or was deleted.
             return
 
     async def _mark_acted(self, seen: Budget) -> None:

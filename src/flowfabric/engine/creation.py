@@ -130,7 +130,7 @@ def _shared(place: int, terms: creation.Terms, route_id: int) -> dict[str, objec
 
 
 def _topics(terms: creation.Terms) -> set[str]:
-    """Whom to wake for executions with these terms, whatever the time is in the database."""
+    """Topics to hint for executions with these terms, whatever the time is in the database."""
     spans = [each for each in (terms.delay_ms, terms.deadline_after_ms) if each is not None]
     if (terms.delay_until_ms, terms.deadline_at_ms) != (None, None):
         # It may have come already.
@@ -347,7 +347,7 @@ class CreateBody:
                 )
 
     def _new(self, fresh: Sequence[creation.Checked], now_ms: int) -> Iterator[Execution]:
-        """What each request asks for. Those that share their terms differ in little."""
+        """The execution of each request. Requests with the same terms share most fields."""
         alike: dict[int, Execution] = {}
         for checked in fresh:
             known = alike.get(id(checked.terms))

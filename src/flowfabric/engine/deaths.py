@@ -43,7 +43,7 @@ async def signs_of_life(
 async def _stepped_in_attempt(
     tx: Transaction, executions: Sequence[Execution]
 ) -> set[ids.ExecutionId]:
-    """Those that have stored a step in their current attempt."""
+    """The executions that have stored a step in their current attempt."""
     return set(
         await tx.select_as(
             ids.ExecutionId,

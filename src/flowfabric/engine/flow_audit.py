@@ -1,4 +1,4 @@
-"""A slow look at the members of all flows, and at all who wait, for what was left behind.
+"""A slow audit of all flow members and waiters, for any that were missed.
 
 The dispatcher works off what endings queue, in the transaction that wrote them, so this
 finds nothing. Should rows ever contradict each other, no member waits for ever: each look

@@ -76,7 +76,7 @@ SHARES_REMEMBERED = 256
 
 
 def _ends_soon(leases: Sequence[ClaimRow], lease_ttl_ms: int) -> bool:
-    """Whether a lease or an attempt runs out before reconcilers look by themselves."""
+    """Whether a lease or an attempt runs out before the reconcilers' next regular look."""
     if lease_ttl_ms <= topics.DUE_HINT_WITHIN_MS:
         return bool(leases)
     later_ms = lease_ttl_ms - topics.DUE_HINT_WITHIN_MS
@@ -122,7 +122,7 @@ def _remembering(check: Callable[P, T]) -> Callable[P, T]:
         try:
             return known(*(tuple(each) if isinstance(each, list) else each for each in args))
         except (TypeError, Validation):
-            # What is no key, such as lanes with weights; and a refusal shows what was given.
+            # Lanes with weights cannot be a key; and a refusal has to show what was given.
             return check(*args, **kwargs)
 
     return ask

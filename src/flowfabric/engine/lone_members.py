@@ -1,4 +1,4 @@
-"""Flows of which a process has one member in hand, as it has of a chain.
+"""Flows of which a process holds one member at a time, as in a chain.
 
 Such a member's end may be told to its dependents at once (see `completions`). If several members
 end at about the same time, their transactions contend for the flow's row.

@@ -37,7 +37,7 @@ class ParkingOperations(shell.Group):
         """Release the worker until a time; the same attempt continues then.
 
         With `begun=False` for one that was not begun: deaths of its workers still count. `why` is
-        what people are told who ask why it is not running.
+        shown to people who ask why it is not running.
         """
         opened = self.shell.open_handle(handle)
         checks.check_time("delay_until_ms", delay_until_ms)

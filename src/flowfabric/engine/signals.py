@@ -328,8 +328,8 @@ class SignalOperations(Waitpoints):
         """Set aside signals that met a wait and that its worker cannot use; false for a repeat.
 
         The other signals of the wait are kept again, and tokens that its end closed work again:
-        the next wait takes up both, with another `suspension_id`. `why` tells the `reason` to
-        those who would send the signal again.
+        the next wait takes up both, with another `suspension_id`. `why` shows the
+        `reason`, so that senders know what to correct.
         """
         opened = self.shell.open_handle(handle)
         request = SetAside(

@@ -107,7 +107,7 @@ class Tails(shell.Group):
     ) -> tails.StreamFrames:
         """Frames from one cursor to another, both included, oldest first.
 
-        A stream nothing was written to is empty. To go on after a page, pass its
+        A stream nothing was written to is empty. For the next page, pass its
         `next_cursor` to `tail_stream`. Executions that `only` excludes are not found.
         """
         asked = Slice(

@@ -114,8 +114,8 @@ class Flow:
     def __repr__(self) -> str:
         return f"<flow {self.kind}, {len(self._plan)} nodes>"
 
-    # One overload for each number of arguments: only so can each argument be a value or a
-    # node that returns one.
+    # One overload for each number of arguments: this lets each argument be a value or a node
+    # that returns one.
 
     @overload
     def add(

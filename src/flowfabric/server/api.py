@@ -158,7 +158,7 @@ class AccessLog(ASGIMiddleware):
         try:
             await next_app(scope, receive, sending)
         finally:
-            # The caller, if known: names of tokens are no secrets.
+            # The caller, if known: token names are not secret.
             client, caller = scope.get("client"), scope["state"].get("caller", "-")
             access_log.info(
                 "%s %s %s %d %.1f ms, %s at %s",
@@ -425,7 +425,7 @@ async def provide_session(request: AnyRequest) -> Session:
     """Identify the caller, and refuse those without a valid token."""
     shared = request.app.state.get("shared")
     if not isinstance(shared, ServerState):
-        # Frameworks do not start applications mounted in them.
+        # Frameworks do not run the lifespan of mounted applications.
         raise Unavailable(
             "server", "it was not started; enter `server.lifespan()` of what you mount"
         )

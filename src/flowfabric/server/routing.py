@@ -85,7 +85,7 @@ def check_queries(known: object, given: Collection[str]) -> None:
     for name in given:
         if name not in known.names:
             there_are = f"there are {', '.join(known.names)}" if known.names else "there are none"
-            message = f"{visible(name)}: is no parameter; {there_are}"
+            message = f"{visible(name)}: is not a parameter; {there_are}"
             raise refuse(400, "invalid_input", message, field=visible(name))
 
 

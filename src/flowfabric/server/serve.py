@@ -111,7 +111,7 @@ class Impatient(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse in JSON, like every other refusal."""
         body = msgspec.json.encode(
-            Problem(error=f"this is no HTTP request: {msg}", code="bad_http")
+            Problem(error=f"this is not an HTTP request: {msg}", code="bad_http")
         )
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"

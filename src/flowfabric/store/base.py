@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from flowfabric.core.decisions import Changes, Place, place_of
+from flowfabric.core.decisions import Changes
 from flowfabric.core.events import LogEnd, StoredEvent
 from flowfabric.core.records import Record
 from flowfabric.errors import Bug
@@ -227,7 +227,7 @@ class Transaction(Saving, Protocol):
         ...
 
     def announce(self, topic: str) -> None:
-        """Hint a topic that nobody asks about again soon: other processes hear of it with the
+        """Hint a topic that listeners rarely poll: other processes hear of it with the
         commit, even if this one ends at once. That costs a statement."""
         ...
 
@@ -454,33 +454,6 @@ class PassingStore:
     @property
     def hints_are_live(self) -> bool:
         return self.store.hints_are_live
-
-
-class KnownRows:
-    """What a transaction knows of rows, as it found or wrote them, and what it is to hint."""
-
-    def __init__(self) -> None:
-        self.hinted: set[str] = set()
-        self.announced: set[str] = set()
-        """Those of them that the commit has to carry."""
-        self._loaded: dict[Place, Record] = {}
-        self._absent: set[Place] = set()
-
-    def hint(self, topic: str) -> None:
-        self.hinted.add(topic)
-
-    def announce(self, topic: str) -> None:
-        self.hinted.add(topic)
-        self.announced.add(topic)
-
-    def note_absent(self, record: type[Record], keys: Sequence[Key]) -> None:
-        self._absent.update((record, key) for key in keys)
-
-    def _remember(self, records: Iterable[Record]) -> None:
-        for record in records:
-            place = place_of(record)
-            self._loaded[place] = record
-            self._absent.discard(place)
 
 
 # Running a unit of work that never really waits -----------------------------

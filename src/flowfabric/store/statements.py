@@ -7,6 +7,9 @@ or too many is an error before the database sees anything.
 A line `-- within live`, or with another table of executions, stands for the filter of
 processes that look after some of them only.
 
+A last line `for update`, with or without `skip locked`, is left out on SQLite, where a transaction
+that writes is alone.
+
 A line `-- claim_ready without limits` stands for the text of another statement, but for what
 is there between the lines `-- limits` and `-- end of limits`.
 """
@@ -43,6 +46,7 @@ _SHARED: Final = Path(__file__).parent / "sql"
 _NEXT: Final = re.compile(r"^-- next(, if any)?\s*$", re.MULTILINE)
 _GIVEN: Final = re.compile(r"\bgiven\('(\w+)', [\w.]+\)")
 _LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
+_LOCK_LINE: Final = re.compile(r"^\s*for update( skip locked)?;?\s*\Z", re.MULTILINE)
 _TOKEN: Final = re.compile(
     r"""
     --[^\n]*                        # a comment
@@ -140,7 +144,8 @@ def named(name: str, folder: Path, same: frozenset[str] = frozenset()) -> tuple[
     one value throughout, and is a parameter instead.
     """
     text = _GIVEN.sub(
-        lambda found: f":{found[1]}" if found[1] in same else found[0], load(name, folder)
+        lambda found: f":{found[1]}" if found[1] in same else found[0],
+        _LOCK_LINE.sub("", load(name, folder)),
     )
     first, *rest = _NEXT.split(text)
     others = [

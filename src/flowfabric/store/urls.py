@@ -15,7 +15,6 @@ from flowfabric.core.checks import UNSTORABLE
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.store.base import Clock, Store
 from flowfabric.store.embedded import start_embedded
-from flowfabric.store.sqlite.connection import Synchronous
 from flowfabric.store.sqlite.store import SqliteStore
 
 SQLITE: Final = "sqlite:///"
@@ -34,26 +33,29 @@ def open_store(
     *,
     clock: Clock | None = None,
     pool_max: int = 10,
-    statement_cache_size: int | None = None,
     listen_url: str | None = None,
-    synchronous: Synchronous = "full",
     set_up: bool = True,
 ) -> Store:
     """The store at `url`; call its `open` before use.
 
-    `pool_max`, `statement_cache_size` and `listen_url` concern Postgres, `synchronous` SQLite,
-    and so does `set_up`: whether opening may create or migrate the file.
+    `pool_max` and `listen_url` concern Postgres; `set_up` says whether opening may create or
+    migrate a SQLite file.
     """
     check_url(url)
     if url.startswith(HTTP):
         raise Unavailable(redact(url), "is a server, and this needs the database itself")
     if url.startswith(SQLITE):
-        return SqliteStore(
-            unquote(url[len(SQLITE) :]), clock=clock, synchronous=synchronous, set_up=set_up
-        )
+        return SqliteStore(unquote(url[len(SQLITE) :]), clock=clock, set_up=set_up)
     if url.startswith(EMBEDDED):
         url = start_embedded(Path(unquote(url[len(EMBEDDED) :])))
-    return _postgres(url, clock, pool_max, statement_cache_size, listen_url)
+    # Imported here: the driver is an extra that SQLite users need not install.
+    try:
+        from flowfabric.store.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            "postgresql", f"needs {error.name}: pip install 'flowfabric[postgres]'"
+        ) from error
+    return PostgresStore(url, clock=clock, pool_max=pool_max, listen_url=listen_url)
 
 
 def check_url(url: object, field: str = "url") -> str:
@@ -78,29 +80,6 @@ def check_url(url: object, field: str = "url") -> str:
     start = _SCHEME.match(url)
     shown = start.group() if start else url.partition("@")[0].partition(":")[0]
     raise InvalidInput(field, f"must look like one of {starts}", shown)
-
-
-def _postgres(
-    url: str,
-    clock: Clock | None,
-    pool_max: int,
-    statement_cache_size: int | None,
-    listen_url: str | None,
-) -> Store:
-    # Imported here: the driver is an extra that SQLite users need not install.
-    try:
-        from flowfabric.store.postgres.store import PostgresStore
-    except ModuleNotFoundError as error:
-        raise Unavailable(
-            "postgresql", f"needs {error.name}: pip install 'flowfabric[postgres]'"
-        ) from error
-    return PostgresStore(
-        url,
-        clock=clock,
-        pool_max=pool_max,
-        statement_cache_size=statement_cache_size,
-        listen_url=listen_url,
-    )
 
 
 def redact(url: str) -> str:

@@ -1,1 +1,1 @@
-"""Running handlers: claiming work, keeping its leases, reporting what became of it."""
+"""Running handlers: claiming work, keeping its leases, reporting how it ended."""

@@ -1,13 +1,13 @@
 """Code that takes results as they arrive: `asyncio.as_completed`, `asyncio.wait`, a queue.
 
-Where branches work outside of calls, they arrive in another order in every run, and whatever code
-does with what it took is in that order. asyncio tells of the first two: what they add to a branch,
-to be called when it ends, has a name. A task at a queue has to be caught waiting there.
+Where branches work outside of calls, their results arrive in another order in every run, and code
+that takes them acts in that order. The first two can be recognised: the callback that asyncio adds
+to a branch has a name. A task at a queue has to be caught waiting there.
 
-Libraries take results so, too: to connect to the first of several addresses, say, or to wait for a
-free connection. That is nothing to the calls of the handler. So it counts only if code of the
-user's own does it: code that is not installed, or is of the same package as the task or branch.
-Whichever module then makes the calls, they may be in another order in every run.
+Libraries take results that way, too: for example, to connect to the first of several addresses, or
+to wait for a free connection. That does not concern the handler's calls, so it counts only if the
+user's own code does it: code that is not installed, or is of the package of the task or branch.
+From then on any module may make the calls.
 """
 
 import asyncio

@@ -69,7 +69,7 @@ def awaits_one_of(others: Container[object], running: object) -> bool:
 
 
 def is_waiting(running: object) -> bool:
-    """Whether a task waits for something that is not over yet."""
+    """Whether a task waits for something that has not ended."""
     awaited: object = getattr(running, "_fut_waiter", None)
     return isinstance(awaited, asyncio.Future) and not awaited.done()
 
@@ -83,14 +83,14 @@ def picks(running: object) -> bool:
 class OwnTasks:
     """Whether a task goes on when other tasks of its handler have ended, and only then.
 
-    At a lock or a queue it may wait for another run of the same worker, and `asyncio.shield` does
-    not say what for: neither counts. A timer may end some waits earlier.
+    Waits at a lock or a queue do not count, since another run of the same worker may use it too,
+    nor does `asyncio.shield`, which hides what it waits for. A timer may end some waits earlier.
     """
 
     def __init__(
         self, is_own: Callable[[object], bool], runs_in: Callable[[Context], bool]
     ) -> None:
-        """Whether a future is of the handler: its task, or its call; and whether a context is."""
+        """Whether a future is a task or a call of the handler; and whether a context is its own."""
         self._is_own = is_own
         self._runs_in = runs_in
 
@@ -125,7 +125,7 @@ class OwnTasks:
         )
 
     def _has_timers(self) -> bool:
-        """Whether something of the handler may end by time. Not every event loop can tell."""
+        """Whether a timer may end something in the handler. Not every event loop can tell."""
         timers: object = getattr(asyncio.get_running_loop(), "_scheduled", None)
         return not isinstance(timers, list) or any(map(self._ends_something, timers))
 
@@ -139,7 +139,7 @@ class OwnTasks:
 
 
 def awaited_in(running: object) -> "list[CoroutineType[object, object, object]]":
-    """The coroutines in which a task is, from the outermost to that which waits."""
+    """The coroutines that a task is inside of, from the outermost to the one that waits."""
     found: list[CoroutineType[object, object, object]] = []
     inner: object = running.get_coro() if isinstance(running, asyncio.Task) else None
     while inner is not None:
@@ -152,7 +152,7 @@ def awaited_in(running: object) -> "list[CoroutineType[object, object, object]]"
 
 
 def _awaited_by_generator(step: object) -> object:
-    """What an async generator waits for that is asked for its next value; None if it is none."""
+    """What an async generator waits for to make its next value; None for anything else."""
     # There is no other way from the step to its generator.
     for each in gc.get_referents(step) if type(step).__name__ == _GENERATOR_STEP else ():
         if inspect.isasyncgen(each):
@@ -173,7 +173,7 @@ def _local(coroutine: "CoroutineType[object, object, object]", name: str) -> obj
 
 
 class TaskActivity:
-    """What a task of a handler is about."""
+    """What a task of a handler is doing."""
 
     __slots__ = (
         "branches",
@@ -193,33 +193,33 @@ class TaskActivity:
         self.running: object = None
         """The task itself, as long as it runs."""
         self.calls = 0
-        """Durable calls of it that are awaited."""
+        """How many of its durable calls are awaited."""
         self.stopped = 0
-        """Those that just wait, for a time, a child, a signal or other code."""
+        """Of those, the ones that only wait: for a time, a child, a signal or other code."""
         self.held = 0
-        """Those it awaits itself: it does nothing else meanwhile."""
+        """Of those, the ones it awaits itself, doing nothing else meanwhile."""
         self.branches = 0
         """Tasks it has started that have not ended."""
         self.ended = 0
         """Tasks it has started that have ended since its last call."""
         self.unseen = 0
-        """Those that have ended during its calls: it may not have gone on with them yet."""
+        """Tasks that ended during its calls: it may not have reacted to them yet."""
         self.in_turn = False
-        """It may go on as they end: one has failed, was cancelled, or has ended before others."""
+        """It may continue as they end: one has failed, was cancelled, or ended before others."""
         self.picks = False
-        """It was seen to wait for a set of them: which it goes on with first is a matter of chance
-        if several have ended."""
+        """It was seen to wait for a set of them: if several have ended, chance decides which one it
+        continues with first."""
         if starter is not None:
             starter.branches += 1
 
     @property
     def is_outside_calls(self) -> bool:
-        """Whether it waits neither in a durable call nor for branches of its own."""
+        """Whether it waits neither in a durable call nor for its own branches."""
         return self.calls == 0 and self.branches == 0
 
     @property
     def is_acting(self) -> bool:
-        """Whether a durable call of it goes on by itself."""
+        """Whether one of its durable calls continues by itself."""
         return self.calls > self.stopped
 
     def end(self, *, cut_off: bool = False) -> None:
@@ -267,7 +267,7 @@ class BranchTask(asyncio.Task[T]):
         loop: asyncio.AbstractEventLoop,
         context: Context | None,
     ) -> None:
-        # First: the task is put into a set while it is made.
+        # Set this first: the task is put into a set while it is being made.
         self._order = order
         super().__init__(coroutine, loop=loop, context=context)
 
@@ -332,7 +332,7 @@ class _Watch:
 
 
 def _line_in(context: Context | None) -> "Line | None":
-    """The line that starts a task: that of the context it is given, or of who creates it."""
+    """The line that starts a task: that of its given context, or of the code that creates it."""
     own = current_line.get()
     return own if context is None else context.get(current_line) or own
 
@@ -352,7 +352,7 @@ def _unwatch(loop: "weakref.ref[asyncio.AbstractEventLoop]", watch: _Watch) -> N
     watched = loop()
     if watched is None or watch.uses > 0:
         return
-    # Another one that was put in place meanwhile stays.
+    # Leave a factory that someone else has installed meanwhile.
     if watched.get_task_factory() == watch.factory:
         watched.set_task_factory(watch.before)
         _watching.pop(watched, None)

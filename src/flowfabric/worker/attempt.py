@@ -1,7 +1,7 @@
 """One attempt: run the handler, then report its outcome.
 
 Every attempt ends in one of these ways: its result completes the execution, its
-exception fails it, its wait parks it, a stop of ours hands it back, or its lease
+exception fails it, its wait parks it, the worker stops and hands it back, or its lease
 is gone and there is nothing to report. No handler ends the worker.
 """
 
@@ -53,7 +53,7 @@ TIMEOUT_GRACE_S: Final = 0.05
 """Waited after the deadline: the store, whose clock decides, should agree that it has passed."""
 TIMEOUT_TRIES: Final = 20
 OUTAGE_PAUSE_MS: Final = 1_000
-"""How long a handler rests that met an outage where no verb of its context waits it out."""
+"""How long a handler rests after an outage that no verb of its context waited out."""
 
 
 async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
@@ -71,7 +71,7 @@ async def park(engine: Engine, lease: HeldLease, parking: Parking) -> None:
         except errors.NotFound as error:
             if error.id == handle.execution_id:
                 raise
-            # The handler runs again at once, and learns it where it asks for the result.
+            # The handler runs again at once, and gets the error where it asks for the result.
             await engine.delay(handle, lease.store_now_ms())
     else:
         assert until_ms is not None
@@ -114,7 +114,7 @@ async def expire(engine: Engine, lease: HeldLease) -> None:
 
 
 async def retry_after_outage(engine: Engine, lease: HeldLease, met: str) -> None:
-    """Run again in a moment: no trouble of the database counts against a run."""
+    """Run again in a moment: database trouble never counts against a run."""
     why = f"it met an outage, which is no failure, and runs again: {met}"
     until_ms = lease.store_now_ms() + OUTAGE_PAUSE_MS
     await engine.delay(lease.handle, until_ms, why=shorten(why, TEXT_BYTES_MAX))
@@ -146,7 +146,7 @@ class AttemptOwner(Protocol):
         """The handler was told to stop."""
 
     def handler_ended(self, attempt: "RunningAttempt") -> None:
-        """It no longer holds a slot, whether or not its end was reported."""
+        """The attempt no longer holds a slot, whether or not its end was reported."""
 
     def attempt_ended(self, attempt: "RunningAttempt") -> None:
         """The end has been reported, or nothing more can be done about it."""
@@ -158,7 +158,7 @@ class RunningAttempt:
     def __init__(
         self, shared: Shared, lease: HeldLease, task: Task[..., object], owner: AttemptOwner
     ) -> None:
-        """What the handler does not use is not made: without a context it has no journal."""
+        """Makes only what the handler uses: without a context, it has no journal."""
         self.lease = lease
         self.task = task
         self.stopping: Stop | None = None
@@ -174,7 +174,7 @@ class RunningAttempt:
         self._handler_ended = False
         self._abandoned = False
         self._went_on = False
-        """Whether the handler completed, or is to run on later, whatever failed in it."""
+        """Whether the handler completed, or will continue later, whatever failed in it."""
 
     def start(self) -> None:
         self.started_s = time.monotonic()
@@ -182,7 +182,7 @@ class RunningAttempt:
         self._running = self._task_of(self._run())
 
     def _task_of(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
-        """In the worker's context: the caller here has its own."""
+        """Make a task that runs in the worker's context, not in the caller's."""
         shared = self._shared
         return asyncio.Task(
             work,
@@ -198,7 +198,7 @@ class RunningAttempt:
         self.stopping = why
         if self._services is not None:
             self._services.stop(reason)
-        # A task that has not begun would end without a word.
+        # A task that has not begun would end without reporting anything.
         if self._begun and self._running is not None:
             self._running.cancel(reason)
         self._owner.stop_asked(self)
@@ -228,16 +228,18 @@ class RunningAttempt:
             if isinstance(report, Completion):
                 result = report
             elif report is not None:
-                await self._report(report)
+                await self._report_or_log(report)
             elif self.lease.lost == ENDED and not self._abandoned:
                 await self._hand_back_late()
         finally:
             if result is None:
                 self._end()
             else:
-                # Its answer comes with those of others; the task ends before.
+                # The answer comes with those of other attempts, after this task has ended.
                 self._let_go()
-                self._shared.reports.completions.hand_in(result, partial(self._answered, result))
+                self._shared.reports.completions.hand_in(
+                    result, partial(self._completion_answered, result)
+                )
 
     async def _hand_back_late(self) -> None:
         """Hand back a lease that was not renewed in time, so that the store counts no death."""
@@ -282,7 +284,7 @@ class RunningAttempt:
             return self._own_failure(error)
         return report
 
-    def _answered(self, result: Completion, answer: Completed | Exception) -> None:
+    def _completion_answered(self, result: Completion, answer: Completed | Exception) -> None:
         if isinstance(answer, Exception):
             self._running = self._task_of(self._complete_again(result))
         else:
@@ -292,7 +294,7 @@ class RunningAttempt:
         """Until the database is back, or to hear why it is refused."""
         completions = self._shared.reports.completions
         try:
-            await self._report(lambda: completions.add(result))
+            await self._report_or_log(lambda: completions.add(result))
         finally:
             self._end()
 
@@ -350,7 +352,7 @@ class RunningAttempt:
         return Completion(handle=self.lease.handle, result=result, result_encoding=JSON)
 
     async def _after_steps(self, report: ReportCall | None) -> ReportCall | None:
-        """What to report of a failure, once the steps have ended that ran beside it."""
+        """What to report of a failure, once the steps that ran beside it have ended."""
         assert self._running is not None
         before = self.stopping
         if self._services is not None and before is None:
@@ -420,7 +422,7 @@ class RunningAttempt:
             progress = claimed_progress(told)
         elif not self.lease.first_run:
             engine, execution_id = self._shared.engine, self.lease.handle.execution_id
-            loading = self._shared.reports.send(
+            loading = self._shared.reports.call_engine(
                 self.lease, lambda: engine.read_progress(execution_id)
             )
             progress = await fenced(self.lease, loading)
@@ -439,9 +441,9 @@ class RunningAttempt:
             raise unfitting(error) from None
 
     async def _with_inputs(self, payload: bytes) -> bytes:
-        """The arguments, with results of the nodes it waited for put in."""
+        """The arguments, filled in with the results of the nodes it waited for."""
         engine, execution_id = self._shared.engine, self.lease.handle.execution_id
-        results = await self._shared.reports.send(
+        results = await self._shared.reports.call_engine(
             self.lease, lambda: engine.read_execution_inputs(execution_id)
         )
         return fill_in(self.task, payload, results)
@@ -450,7 +452,7 @@ class RunningAttempt:
         """The result as it is stored."""
         engine = self._shared.engine
         try:
-            # Busy: the handler has returned, whatever a branch it left behind waits for.
+            # Counts as busy: the handler has returned, whatever a branch it left behind waits for.
             with nullcontext() if self._services is None else self._services.parking.working():
                 stored = await engine.to_store(result)
         except errors.CodecFailed as error:
@@ -476,7 +478,7 @@ class RunningAttempt:
                     raise
         return thread.result()
 
-    # What became of it
+    # How it ended
 
     def _after_stop(self) -> ReportCall | None:
         engine, handle = self._shared.engine, self.lease.handle
@@ -503,7 +505,7 @@ class RunningAttempt:
 
     def _after_error(self, error: BaseException) -> ReportCall | None:
         if self.stopping is Stop.PARK:
-            # What a handler raises while it is unwound is of no interest: it runs again.
+            # It does not matter what a handler raises while it is unwound: it runs again.
             return self._after_stop()
         if self.stopping in (Stop.LOST, Stop.TIMEOUT):
             log.warning("raised while it was stopped: %r", error, extra=self.lease.log_fields)
@@ -512,8 +514,8 @@ class RunningAttempt:
 
     def _failed(self, error: BaseException) -> ReportCall:
         if outage_behind(error, self.lease.broken_by):
-            # No trouble of the database counts against a run.
-            # The log has told of the outage of an app's database, but of no other.
+            # Database trouble never counts against a run.
+            # The log has reported an outage of the app's own database, but of no other.
             level = logging.INFO if OUTAGES.told_lately() else logging.WARNING
             met = f"{type(error).__name__}: {failures.text_of(error)}"
             log.log(level, "met an outage, and runs again: %s", met, extra=self.lease.log_fields)
@@ -552,36 +554,36 @@ class RunningAttempt:
 
     def _own_failure(self, error: Exception, raised: BaseException | None = None) -> ReportCall:
         """Fail the run for an error of our own, or it would look as if the worker had died."""
-        log.error("could not tell what became of it", exc_info=error, extra=self.lease.log_fields)
+        log.error("could not determine the outcome", exc_info=error, extra=self.lease.log_fields)
         failure = failures.report_of(error)
-        reason = f"the worker could not tell what became of it: {failure.reason}"
+        reason = f"the worker could not determine the outcome: {failure.reason}"
         if raised is not None:
             reason += f"; the handler raised {type(raised).__name__}: {failures.text_of(raised)}"
         return self._failure(
             structs.replace(failure, reason=reason, failure_class=FailureClass.TRANSIENT)
         )
 
-    async def _report(self, report: ReportCall) -> None:
+    async def _report_or_log(self, report: ReportCall) -> None:
         try:
             try:
-                await self._send(report)
+                await self._report_or_fail(report)
             except Exception as error:
-                await self._send(self._own_failure(error))
+                await self._report_or_fail(self._own_failure(error))
         except Exception:
             log.exception(
                 "could not be finished; its lease will expire", extra=self.lease.log_fields
             )
 
-    async def _send(self, report: ReportCall) -> None:
+    async def _report_or_fail(self, report: ReportCall) -> None:
         try:
             try:
-                await self._shared.reports.send(self.lease, report)
+                await self._shared.reports.call_engine(self.lease, report)
             except errors.Validation as error:
-                # Every later attempt would ask for the same, and be refused the same.
+                # Every later attempt would make the same report and get the same refusal.
                 refusal = failures.ReportedFailure(
                     None, str(error), FailureClass.PERMANENT, error.code
                 )
-                await self._shared.reports.send(self.lease, self._failure(refusal))
+                await self._shared.reports.call_engine(self.lease, self._failure(refusal))
         except errors.FlowFabricError as error:
             log.log(
                 level_of(error), "the report was refused: %s", error, extra=self.lease.log_fields
@@ -605,6 +607,6 @@ def names_fit(arguments: Arguments, payload: bytes) -> bool:
     try:
         given = msgspec.json.decode(payload or b"{}", type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # What a codec has written may be read by code that has it.
+        # Code with the codec may be able to read what it has written.
         return not payload.startswith(ENCODED)
     return set(arguments.required) <= given.keys() and all(map(arguments.takes, given))

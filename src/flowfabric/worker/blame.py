@@ -1,4 +1,4 @@
-"""Which call of a handler an exception came out of.
+"""Which of a handler's calls an exception came out of.
 
 An exception that leaves a call carries the call's name. So a failed attempt names the step
 it failed in, even if the handler raised something else instead.

@@ -66,30 +66,30 @@ class DurableCall:
         self.made = made
         self.key = ""
         self.home: str | None = None
-        """The line of the calls before it, where branches that share their items have exchanged."""
+        """The line of the calls before it, where branches that share items have swapped them."""
         self.after_key: str | None = None
         self.step: Step | None = None
         """What is stored of it."""
         self.before: Forks | None = line.before
         """The place before it, until it has its key."""
         self.beside: Forks | None = None
-        """Where the first of the branches was started that are under way."""
+        """Where the first of the branches that are under way was started."""
         self.work = line.work
         self.holds_line = False
         """The task of its line awaits it: nothing more is called there meanwhile."""
         self.begins = False
-        """It is the first of its line that has an effect, and its arguments tell which."""
+        """It is the first call of its line with an effect, and its arguments identify it."""
         self.has_result = False
         """What it returns is stored by this run, or is being stored."""
         self.took_ms: int | None = None
         self.says_all = False
-        """It is a step as good as any other that has its name and arguments."""
+        """Any other step with its name and arguments would do as well."""
         self.swapped: DurableCall | None = None
         """The call of another branch that took this call's step; this call takes its place."""
         self.refusal = ""
         self.refused: MadeCall | StoredCall = asked
-        """What a person accepts who lets it run: the call as it was made, or what it should have
-        been given."""
+        """What a person accepts by letting it run: the call as it was made, or the step that it
+        should have got."""
 
     @property
     def name(self) -> str:
@@ -114,7 +114,7 @@ class DurableCall:
 
     @property
     def is_stored(self) -> bool:
-        """Whether an earlier run stored how it ended; a sleep's row may only say that it began."""
+        """Whether an earlier run stored its end; the row of a sleep may only say that it began."""
         step = self.step
         return step is not None and (step.kind is not StepKind.SLEEP or step.position is not None)
 
@@ -148,7 +148,7 @@ class SeenFailure:
     def __init__(self, call: DurableCall, failure: bytes, position: int | None, since: int) -> None:
         self.call = call
         self.line = call.line
-        """Where it was seen; when that has ended, where that was started."""
+        """The line that saw it or, once that has ended, the line that started it."""
         self.failure = failure
         self.position = position
         self.since = since
@@ -162,7 +162,7 @@ class Forks:
     def __init__(self, after: list[DurableCall]) -> None:
         self.after = after
         self.waiting: dict[Line, None] = {}
-        """Those that no stored line has been looked for yet."""
+        """Lines whose stored line has not been looked for yet."""
         self.numbers: dict[tuple[str, ...], int] = {}
 
     @property
@@ -199,7 +199,7 @@ class Line:
         self._after_key: str | None = None
         self._after_value = False
         self.pool: Pool | None = None
-        """What is stored of it and its equals, if any of it is."""
+        """What is stored of it and its equals, if anything."""
         self._burst: list[DurableCall] | None = None
         """The calls that are being made together."""
         self._bursts: deque[list[DurableCall]] = deque()
@@ -225,7 +225,7 @@ class Line:
         self._ended_beside = 0
         """Branches, and calls awaited by others, that have ended since its last call."""
         self._in_turn = True
-        """It may have handled them one at a time. If they came from a set, their order differs in
+        """It may have handled those one at a time. If they came from a set, their order differs in
         every run."""
         self.work = TaskActivity()
         """Of the task that makes its calls."""
@@ -233,7 +233,7 @@ class Line:
         self._started = 0
         """How many branches."""
         self.order: int = 0 if parent is None else hash((parent.order, parent._started))
-        """The same number in every run in which the lines around it start as many branches."""
+        """The same in every run in which the lines around it start as many branches."""
 
     # Calling
 
@@ -260,7 +260,7 @@ class Line:
         self._ended_beside = work.unseen = work.unseen if beside else 0
         after = None if arrives else self._after(beside, quiet)
         at_once = quiet and after is not None and not self._quiet
-        # Of the arguments of a child nothing may be hidden.
+        # No argument of a child may be hidden.
         tells = known.tells and not (kind is StepKind.SUBMIT and known.opaque)
         asked = MadeCall(
             kind, name, known.digest, number, parallel, equal, 1, quiet, at_once, after, tells
@@ -300,13 +300,13 @@ class Line:
         return self.journal.reached() if self._in_turn and not self._quiet else None
 
     def _go_on(self) -> None:
-        """Its task goes on after branches of its own have ended."""
+        """Its task continues after its own branches have ended."""
         if self.work.picks and self.work.ended > 1:
             self.journal.is_uncertain()
 
     @property
     def _is_beside(self) -> bool:
-        """Whether a line with a name came beside others: its id does not tell."""
+        """Whether a named line came beside others: its id does not tell."""
         line: Line | None = self if self.is_named else None
         while line is not None:
             around = line.parent
@@ -316,7 +316,7 @@ class Line:
         return False
 
     def _arrives(self) -> bool:
-        """Whether code goes on here as results arrive of branches that work outside of calls."""
+        """Whether code continues here as results arrive from branches that work outside calls."""
         found = self.journal.works_outside and bool(self.arrivals)
         if found:
             self.journal.is_uncertain()
@@ -324,11 +324,11 @@ class Line:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other branch of its coroutine function was started at its place."""
+        """Whether it is the only branch of its coroutine function started at its place."""
         return self.started_at is not None and self.started_at.numbers[self.asked.name,] == 1
 
     def begin(self) -> None:
-        """One of its calls is awaited: whatever is called from now on is not of its burst."""
+        """One of its calls is awaited: calls made from now on belong to another burst."""
         self._open += 1
         self._burst = None
         self.journal.began()
@@ -386,7 +386,7 @@ class Line:
         return bool(self.refusal or self.shelf.ahead or (started.untouched and started.behind))
 
     def count_patch(self, name: str) -> int:
-        """Which use of a patch's name it is. No call: a patch leaves no trace in the order."""
+        """Which use of a patch's name this is. It is no call, and leaves no trace in the order."""
         return _count(self._numbers, ("patch", name))
 
     def _place_burst(self, burst: list[DurableCall]) -> None:
@@ -436,7 +436,7 @@ class Line:
         return branches.refusal(call.asked) if branches.untouched else ""
 
     def _branches_at(self, forks: Forks) -> Shelf:
-        """What is stored of the branches started at a place, and not started in this run."""
+        """Stored branches that were started at a place, and are not started in this run."""
         if forks.waiting:
             next(iter(forks.waiting)).identify()
         stored = self.journal.stored
@@ -494,12 +494,12 @@ class Line:
         return any(parent._guesses(line.asked, here) for line in (self, *forks.waiting))
 
     def _guesses(self, asked: MadeCall, here: Shelf) -> bool:
-        """Whether a branch of this line is found by its number alone, and may be of another."""
+        """Whether a branch of this line is found by its number alone and may be another line's."""
         kept = None if here.has_equal(asked) else here.numbered(asked)
         return kept is not None and self._may_be_exchanged(asked, kept)
 
     def _exchanged(self, asked: MadeCall, here: Shelf) -> StoredCall | None:
-        """An equal branch that another line has started for an item which this one has now."""
+        """An equal branch that another line started for the item that this line has now."""
         if self.pool is None or not asked.tells or here.has_equal(asked):
             return None
         stored = self.journal.stored
@@ -597,7 +597,7 @@ class Line:
         return made
 
     def ended(self, task: "asyncio.Future[T]") -> None:
-        """Its task has ended; what its failures meant is for its parent to say."""
+        """Its task has ended; its parent decides what its failures meant."""
         # The task that awaits it retrieves what it failed with.
         cut_off = task.cancelled() or getattr(task, "_exception", task) is not None
         self.left()
@@ -606,7 +606,7 @@ class Line:
         line = self.parent
         while line is not None:
             line._ended_beside += 1
-            # What is called inside of a name is called by the task around it.
+            # Calls inside a named branch are made by the task around it.
             line = line.parent if line.is_named else None
         self.journal.task_ended(self, cut_off=cut_off)
         if self.parent is not None:

@@ -176,7 +176,7 @@ class BudgetHold:
 
 
 WAIT_MS: Final = 1_000
-"""How long a run that found no room releases its worker before it waits for the budget."""
+"""How long a run that found no room stays off its worker before it waits for the budget."""
 
 
 class BlockingHold(AbstractContextManager["BlockingHold"]):

@@ -39,12 +39,12 @@ from flowfabric.worker.blame import blame
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.digests import known_by
+from flowfabric.worker.emitter import frames_of, patch_of
 from flowfabric.worker.failures import RESULT_OF, failure_of, stored_outcome
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.journal import Patch
 from flowfabric.worker.leases import FencedTransaction, clock_s
 from flowfabric.worker.parking import fitting
-from flowfabric.worker.reports import frames_of, patch_of
 from flowfabric.worker.services import (
     Services,
     check_step,
@@ -111,7 +111,7 @@ class Child(Generic[R_co]):
             with services.parking.working():
                 outcome = ends.get(call.name) or await services.outcome_of(self.execution_id)
                 if outcome is not None:
-                    # It may have been replayed since the handler saw how it ended.
+                    # The child may have been replayed since the handler saw how it ended.
                     outcome = ends.setdefault(call.name, outcome)
                     failure = failure_of(outcome)
                     await services.journal.store(call, result=outcome.result, failure=failure)
@@ -338,7 +338,7 @@ class Context(SignalVerbs, BudgetVerbs):
 
     @on_loop
     def now(self) -> Coroutine[object, object, datetime]:
-        """The time by the store's clock; later runs of the handler get the same."""
+        """The time on the store's clock; later runs of the handler get the same."""
         return self._now(self._services.journal.ask(StepKind.NOW, "now"))
 
     async def _now(self, call: DurableCall) -> datetime:
@@ -473,7 +473,7 @@ class Context(SignalVerbs, BudgetVerbs):
                 made = ExecutionId(msgspec.json.decode(stored.result or b"null", type=str))
         return Child(services, submission.task, made)
 
-    # What others see of it
+    # What others can see
 
     @on_loop
     async def emit(

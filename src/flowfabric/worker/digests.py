@@ -33,7 +33,7 @@ from msgspec import Struct
 from flowfabric.json_values import fields_of
 
 NODES_MAX: Final = 500
-"""Values of one call that are looked at, those inside others included."""
+"""How many values of one call are read, including those inside others."""
 DEPTH_MAX: Final = 16
 CHARS: Final = 12
 
@@ -58,7 +58,7 @@ _BINDING: Final = (
 """Known by their names and what they have bound."""
 _PLAIN: Final = (*_FIRM, *_FLEETING, uuid.UUID, enum.Enum)
 _FIXED: Final = (*_PLAIN, type(None), type)
-"""What nobody can change; a bytearray is none of it."""
+"""Types whose values nobody can change; bytearray is not one."""
 _rebinding: "weakref.WeakKeyDictionary[types.CodeType, frozenset[str]]" = (
     weakref.WeakKeyDictionary()
 )
@@ -70,13 +70,13 @@ class KnownBy(NamedTuple):
     digest: str
     """`firm`, or `firm.full` when some of the values may change from run to run."""
     opaque: tuple[object, ...] = ()
-    """What it contains that the digest does not cover."""
+    """The contents that the digest does not cover."""
     is_vague: bool = False
     """It contains nothing else."""
     tells: bool = False
-    """It contains something that stays the same in every run, and was read completely."""
+    """It was read completely, and something in it stays the same in every run."""
     says_all: bool = False
-    """It was read completely and stays the same: what has this name and digest is equal to it."""
+    """It was read completely and stays the same: equal name and digest mean equal values."""
 
 
 BY_NAME: Final = KnownBy("")
@@ -102,7 +102,7 @@ def _digest(text: bytes) -> str:
 
 
 class Parts(NamedTuple):
-    """What a function, or a coroutine that has not begun, brings along."""
+    """What a function, or a coroutine that has not begun, carries with it."""
 
     arguments: tuple[object, ...] = ()
     bound: tuple[object, ...] = ()
@@ -156,7 +156,7 @@ def _rebound(code: types.CodeType) -> frozenset[str]:
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether a value stays what it is, with all that is inside."""
+    """Whether a value and everything inside it stay as they are."""
     # The usual types first, as in `_Reading.text`.
     if type(value) in (int, str):
         return True
@@ -209,7 +209,7 @@ class _Reading:
         kind = type(value)
         if value is None or self._nodes > NODES_MAX or depth > DEPTH_MAX:
             content = b""
-        # The usual types first: to ask whether a value is of any other kind takes much longer.
+        # The usual types first: checking for any other kind takes much longer.
         elif kind is str or kind is int:
             self._note_telling()
             content = _text(value)
@@ -270,7 +270,7 @@ class _Reading:
                 self.opaque.append(each)
 
     def _parts(self, value: object, depth: int) -> Iterable[bytes]:
-        # Concrete types first: to ask for any sequence or mapping takes much longer.
+        # Concrete types first: checking for any sequence or mapping takes much longer.
         if isinstance(value, tuple | list):
             return self._items(value, depth)
         if isinstance(value, dict):
@@ -302,6 +302,6 @@ def _text(value: object) -> bytes:
 
 
 def _fields(value: object) -> Sequence[str]:
-    """The fields of a record; none of an object whose inside is its own affair."""
+    """The fields of a record; none for an object whose contents are private."""
     kind: type = type(value)
     return fields_of(kind)[0] or list(getattr(kind, "__pydantic_fields__", ()))

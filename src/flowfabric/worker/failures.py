@@ -52,11 +52,11 @@ class ReportedFailure(Struct, frozen=True, array_like=True):
 
 
 class ProcessDied(Exception):
-    """The process of a task ended before the task did."""
+    """A task's process ended before the task did."""
 
 
 class RaisedElsewhere(Exception):
-    """What a task raised in its process: the exception's text and where it came from."""
+    """The exception that a task raised in its process: its text, and where it came from."""
 
     def __init__(self, failure: ReportedFailure) -> None:
         super().__init__(failure.reason)
@@ -250,7 +250,7 @@ _SCALARS: Final = (type(None), bool, int, float, str, bytes)
 
 
 def literal(value: object) -> str | None:
-    """None for a value that is not plain, or too long."""
+    """The text; None for a value that is not plain, or too long."""
     try:
         if not _is_plain(value):
             return None
@@ -606,7 +606,7 @@ def stored_outcome(execution_id: ExecutionId, stored: Step) -> Outcome:
 
 
 def ends_in(steps: Iterable[Step]) -> dict[str, Outcome]:
-    """How the children ended that a run has seen the end of, by the names of their steps."""
+    """How children ended whose end a run has seen, by the names of their steps."""
     ends: dict[str, Outcome] = {}
     for step in steps:
         if step.kind is StepKind.CHILD and (step.failure is None or is_end(step.failure)):
@@ -632,7 +632,7 @@ class Children:
         self._calls[msgspec.json.decode(child, type=str)] = shown(call)
 
     def told(self, refusal: str) -> str:
-        """A refusal that names children by their calls: ids tell people nothing."""
+        """A refusal that names children by their calls, since ids mean nothing to people."""
         for child, call in self._calls.items():
             refusal = refusal.replace(f"'{RESULT_OF}{child}'", f"the result of {call}")
         return refusal

@@ -26,21 +26,21 @@ from msgspec import Struct, structs
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.task import Task
 from flowfabric.worker import failures
+from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.threads import Late, Threads
 
 # Processes of our own for tasks that keep a core busy -----------------------
 #
-# Each holds one task at a time, so that whatever a task does to its process happens to nobody
-# else: a task that ends its process has failed alone, and one that is told to stop is killed
-# with it. Nothing but bytes crosses: the name of a task and its stored arguments, then its
-# stored result or what it raised. An exception that cannot be rebuilt here crosses as the
-# text it would have been reported as.
+# Each runs one task at a time, so that what a task does to its process affects no other task: a
+# task that ends its process fails alone, and one that is told to stop is killed with it. Only
+# bytes cross: the name of a task and its stored arguments, then its stored result or the exception
+# it raised. An exception that cannot be rebuilt here crosses as the text that would be reported.
 
 PROCESSES_MAX: Final = 61
 """The most Windows lets us wait for; far more than useful elsewhere."""
 
 START_S: Final = 120.0
-"""How long a process may take to import the program before it is given up."""
+"""How long a process may take to import the program before the worker gives it up."""
 _NAME: Final = "flowfabric-task"
 _GUARD: Final = 'put what the program does when it is run under `if __name__ == "__main__":`'
 
@@ -48,9 +48,9 @@ _SPAWN: Final = multiprocessing.get_context("spawn")
 
 
 def check_not_imported() -> None:
-    """Refuse what a program does while a process of ours only imports it."""
+    """Refuse calls that a program makes while one of our processes merely imports it."""
     process = multiprocessing.current_process()
-    # By the mark that the standard library itself looks at.
+    # The standard library looks at the same mark.
     if process.name == _NAME and getattr(process, "_inheriting", False):
         raise Unavailable("app", f"a process of a task imports the program that uses it; {_GUARD}")
 
@@ -220,7 +220,7 @@ def _find(ask: ProcessCall) -> "Task[..., object]":
 
 
 def contained(call: Callable[[], object]) -> object:
-    """What ends coroutines and generators ends nothing but `call`: no future can carry it."""
+    """Let exceptions that end coroutines and generators end only `call`; futures refuse them."""
     try:
         return call()
     except (StopIteration, GeneratorExit) as error:
@@ -242,7 +242,7 @@ CANCELLATIONS: Final = (asyncio.CancelledError, concurrent.futures.CancelledErro
 
 
 class Raised(NamedTuple):
-    """What a function raised that a future would take for its own cancellation."""
+    """An exception of a function that a future would take for its own cancellation."""
 
     error: BaseException
 
@@ -252,7 +252,7 @@ class Functions:
 
     def __init__(self, threads: int, processes: int) -> None:
         self._threads = Threads(threads, "flowfabric-handler")
-        # Apart from the handlers: those that wait for a step must not keep it from running.
+        # Separate from those of handlers, which may wait for a step and must not keep it waiting.
         self._step_threads = Threads(threads, "flowfabric-step")
         self._processes = Processes(processes)
 
@@ -305,7 +305,7 @@ def _is_async(function: object) -> bool:
 
 
 def is_awaitable(value: object) -> TypeGuard[Awaitable[object]]:
-    """As `inspect.isawaitable`, but quick to say of a plain value that it is not."""
+    """As `inspect.isawaitable`, but quick for a plain value."""
     if hasattr(type(value), "__await__"):
         return True
     return isinstance(value, GeneratorType) and inspect.isawaitable(value)
@@ -323,3 +323,38 @@ def _kept(call: Callable[[], object]) -> object:
         return contained(call)
     except CANCELLATIONS as error:
         return Raised(error)
+
+
+class Unfinished:
+    """Step functions of one attempt that still run; the attempt does not fail before they end.
+
+    When a branch fails, the steps of others continue, and a thread does even if it was cancelled.
+    Their effects happen: unless their results are stored, the next attempt repeats them.
+    """
+
+    __slots__ = ("_none", "count", "late")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.late: tuple[tuple[DurableCall, object], ...] = ()
+        """Results that threads returned after the handler had cancelled the call."""
+        self._none: asyncio.Event | None = None
+        """Made for the one waiter."""
+
+    def begin(self) -> None:
+        self.count += 1
+
+    def end(self) -> None:
+        self.count -= 1
+        if self._none is not None and not self.count:
+            self._none.set()
+
+    def came_late(self, call: DurableCall, returned: bool, result: object) -> None:
+        if returned and not isinstance(result, Raised) and not inspect.isawaitable(result):
+            self.late += ((call, result),)
+        self.end()
+
+    async def wait(self) -> None:
+        while self.count:
+            self._none = asyncio.Event()
+            await self._none.wait()

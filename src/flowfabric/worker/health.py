@@ -50,7 +50,7 @@ class HealthPort:
                     writer.write(await self._answer(head))
                     await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # The caller has left, or its request does not end.
+            pass  # The caller has left, or does not finish its request.
         finally:
             self._callers -= 1
             writer.close()

@@ -125,7 +125,7 @@ class InlineWorker:
             await self._until_ended(timed, GRACE_S)
             stuck = tuple(self._left)
         finally:
-            # Also when this was cancelled: nothing outlives it.
+            # Even if this is cancelled, nothing outlives it.
             await self._end_all()
         if stuck:
             named = ", ".join(f"{e.task.name} {e.lease.claimed.execution_id}" for e in stuck)

@@ -25,6 +25,7 @@ from flowfabric.errors import CodeMismatch, InvalidInput, NotInAStep
 from flowfabric.worker.asyncio_tasks import current_line, inside_step
 from flowfabric.worker.branches import DurableCall, Line, SeenFailure, root_line
 from flowfabric.worker.digests import BY_NAME, KnownBy
+from flowfabric.worker.emitter import come_further
 from flowfabric.worker.failures import (
     GIVEN_UP,
     Children,
@@ -37,7 +38,6 @@ from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.moved_calls import NOTHING_KEPT, KeptSteps, Moves, stored_call
 from flowfabric.worker.parking import Parking
 from flowfabric.worker.pools import LOOK_AGAIN_S, Patience, Pools
-from flowfabric.worker.reports import come_further
 from flowfabric.worker.turns import Turns
 
 # Calls as they are stored, and stored steps as a run meets them -------------
@@ -82,7 +82,7 @@ class StepStore(Protocol):
 
 
 class Gone:
-    """Of a handler that has ended: nothing is stored any more."""
+    """The store of a handler that has ended: it stores nothing."""
 
     async def store(self, step: NewStep) -> StepStored:
         raise asyncio.CancelledError(HANDLER_ENDED)
@@ -108,7 +108,7 @@ class Patch(NamedTuple):
 class Journal:
     """The stored steps of one execution, as one run of its handler meets them.
 
-    What is about several lines of the handler is made when there are several, or when earlier runs
+    The parts that concern several lines are made only when there are several, or when earlier runs
     may have had several.
     """
 
@@ -128,7 +128,7 @@ class Journal:
         self.seen: list[SeenFailure] = []
         self._giving_up = 0
         self._suspected = 0
-        """Calls that wait for others which may have to ask first for what looks like them."""
+        """Calls that wait because others may have to ask first for steps that look like theirs."""
         self._keys = set(self.stored.steps)
         self._count = 0
         self.closed = False
@@ -164,7 +164,7 @@ class Journal:
 
     @cached_property
     def _passing(self) -> asyncio.Lock:
-        """Held while failures are stored that the handler has gone past."""
+        """Held while failures that the handler has gone past are stored."""
         return asyncio.Lock()
 
     @cached_property
@@ -188,7 +188,7 @@ class Journal:
         return self._line().ask(kind, name, known)
 
     def _stop_again(self) -> NoReturn:
-        """For a handler that goes on although it was told to stop, and has been caught at it."""
+        """Stop a handler that caught its cancellation and continues."""
         self._swallowed += 1
         if self._swallowed > SWALLOWED_MAX:
             # A loop that catches cancellations would just go round once more, and no other task
@@ -418,12 +418,12 @@ class Journal:
         for each in seen:
             new = new_step(each.call, failure=each.failure, position=each.position)
             await self._store.store(new)
-            # A handler that has ended meanwhile has let go of them.
+            # If the handler has ended meanwhile, it has dropped them.
             if each in self.seen:
                 self.seen.remove(each)
 
     async def _given_up(self) -> None:
-        """Wait for the handler to give the call up as it did before."""
+        """Wait for the handler to give up the call, as it did before."""
         if self._parking is not None:
             self._giving_up += 1
             try:
@@ -440,13 +440,13 @@ class Journal:
     # What is stored
 
     def never_asked_for(self) -> list[str]:
-        """Stored steps this run did not come by."""
+        """Stored steps that this run did not ask for."""
         return sorted(self.stored.untaken)
 
     # What lines ask
 
     def tick(self) -> int:
-        """The next number of all: whatever happens later gets a higher one."""
+        """A number higher than all before: it orders what happens in this run."""
         self._count += 1
         return self._count
 
@@ -487,7 +487,7 @@ class Journal:
         self._turns.is_uncertain()
 
     def forgive(self, keys: Collection[str]) -> None:
-        """Ignore these from now on: a person has accepted that their lines do not ask for them."""
+        """Ignore these steps: a person has accepted that their lines do not ask for them."""
         self._moves.forgive(keys)
         lines = journal.with_parents(self.stored.steps[key].line for key in keys)
         for shelf in self.stored.lines.values():
@@ -526,7 +526,7 @@ class Journal:
         return moves is not None and (moves.outside or moves.by_arrival)
 
     def glance(self, line: Line) -> None:
-        """Look what a line waits for that may go on now, if there are others."""
+        """Look at what a line that may continue now waits for, if there are other lines."""
         if self._turns.tasks and not self.closed:
             self._moves.glance(line)
 
@@ -615,7 +615,7 @@ class Journal:
             self._moves.cut_off(line)
             raise
         finally:
-            # A branch that is thrown away with its task is closed in another context.
+            # A branch discarded with its task is closed in another context.
             with suppress(ValueError):
                 current_line.reset(token)
             entered.discard(line.known_as)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Final, NamedTuple, NoReturn, TypeVar
@@ -99,13 +99,18 @@ class HeldLease:
             "task": claimed.execution_kind,
         }
 
+    def stepped(self) -> None:
+        """A step has been stored."""
+        if self.on_step is not None:
+            self.on_step()
+
     def confirm(self, asked_at_s: float) -> None:
         self.unsettled = False
         self.valid_until_s = max(self.valid_until_s, asked_at_s + self.ttl_s)
 
     @property
     def left_s(self) -> float:
-        """How long the lease may still be live."""
+        """For how much longer the lease may be live."""
         return self._ends_at_s - clock_s()
 
     @property
@@ -116,7 +121,7 @@ class HeldLease:
         return self.lost is None and self.left_s > 0
 
     def check(self) -> None:
-        """Give it up if its time is over: the process may have stood still since it was renewed."""
+        """Give it up if its time is over: the process may have been suspended since the renewal."""
         if self._ends_at_s <= clock_s():
             self.lose(ENDED)
 
@@ -162,20 +167,20 @@ class HeldLease:
 
 # One execution on its last chance at a time ---------------------------------
 #
-# Of all that a dead worker had in hand, nothing tells which killed it. Those whose next such death
-# fails them are begun one after the other, each until it has got on or ended, and the others are
-# put aside before it begins: what then kills the worker is among those in hand, and of those
-# on their last chance it is the only one. Nor does anything else begin beside it at first: where
-# several kill their workers, one that is new would take it along.
+# Nothing tells which of a dead worker's executions killed it. Those that the next such death would
+# fail are begun one at a time, each until it has made progress or ended, and the others are put
+# aside before it begins: if the worker dies then, the suspect is the only last-chance execution
+# that it held. Nothing else begins beside it at first, either: where several executions kill their
+# workers, the death that a new one causes would be held against it.
 
 ALONE_S: Final = 5.0
-"""How long that is: what kills its worker mostly does so at once."""
+"""How long that is: a handler that kills its worker mostly does so at once."""
 SUSPECTS_APART_MS: Final = 500
 SUSPECTS_BACK_MS_MAX: Final = 30_000
 
 
 class LastChances:
-    """Which execution on its last chance a worker has in hand, and when others come back."""
+    """Which last-chance execution a worker has in hand, and when the others come back."""
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         """`on_free` is called when others may begin again."""
@@ -228,7 +233,7 @@ _inside: ContextVar[LeaseId | None] = ContextVar("flowfabric_fence", default=Non
 
 
 def check_outside(lease: HeldLease) -> None:
-    """Refuse what would wait for the row that this branch itself keeps locked."""
+    """Refuse calls that would wait for the row that this branch itself keeps locked."""
     if _inside.get() == lease.handle.lease_id:
         raise errors.InvalidInput(
             "ctx",
@@ -246,7 +251,7 @@ class Inside:
         self._asked_at_s = 0.0
 
     def approach(self) -> None:
-        """Before the store is asked."""
+        """Prepare to ask the store."""
         self._lease.require()
         if _inside.get() == self._lease.handle.lease_id:
             raise errors.InvalidInput("fence", "is already open; use one transaction at a time")
@@ -277,21 +282,16 @@ class FencedTransaction:
         self._loop = loop
         self._inside = Inside(lease)
         self._patience_s = max(lease.ttl_s / 6, FENCE_PATIENCE_MIN_S)
-        """How long a statement may take, not counting the wait for the row: others may be in their
+        """How long a statement may take, without the wait for the row: another branch may hold its
         fence for long, so a lock timeout is retried."""
 
     def __enter__(self) -> None:
         with self._refusing(), statements_within(self._patience_s):
             while True:
                 self._inside.approach()
-                try:
-                    broken_by = self._engine.enter_fence_on_sync(
-                        self._connection, self._lease.handle
-                    )
-                except errors.LockTimeout:
-                    continue
-                break
-        self._inside.enter(broken_by)
+                with suppress(errors.LockTimeout):
+                    enter = self._engine.enter_fence_on_sync
+                    return self._inside.enter(enter(self._connection, self._lease.handle))
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
@@ -308,14 +308,9 @@ class FencedTransaction:
         with statements_within(self._patience_s):
             while True:
                 self._inside.approach()
-                try:
-                    broken_by = await self._engine.enter_fence_on(
-                        self._connection, self._lease.handle
-                    )
-                except errors.LockTimeout:
-                    continue
-                break
-        self._inside.enter(broken_by)
+                with suppress(errors.LockTimeout):
+                    enter = self._engine.enter_fence_on
+                    return self._inside.enter(await enter(self._connection, self._lease.handle))
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         try:
@@ -330,7 +325,7 @@ class FencedTransaction:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """`fenced` for a handler's thread."""
+        """The same as `fenced`, for a handler's thread."""
         try:
             yield
         except LOST_LEASE as error:
@@ -349,7 +344,7 @@ async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:
 async def stop_here(lease: HeldLease, refusal: errors.FlowFabricError) -> NoReturn:
     """Stop a handler whose lease is gone, as the engine has just said."""
     lease.lose(why_lost(refusal))
-    # The cancellation is raised here, wherever in the handler this is.
+    # The cancellation arrives during this sleep, wherever in the handler we are.
     await asyncio.sleep(STOP_WAIT_S)
     raise asyncio.CancelledError(why_lost(refusal)) from None
 
@@ -371,7 +366,7 @@ async def watch_loop(
 ) -> None:
     """Log an error when a loop, which runs in the given thread, does nothing for `after_s`.
 
-    Once for each standstill. Runs on another loop, in another thread.
+    Logs once per stall. Runs on another loop, in another thread.
     """
     while not loop.is_closed():
         answered = threading.Event()
@@ -392,7 +387,7 @@ def _tell(thread_id: int, after_s: float) -> None:
         "a handler blocks the event loop for more than %s s; its leases are kept, but nothing else"
         " runs meanwhile. Make it a plain function, which runs in a thread. It is here: %s",
         after_s,
-        "nowhere any more" if frame is None else place_of(frame),
+        "it has moved on" if frame is None else place_of(frame),
     )
 
 
@@ -400,11 +395,11 @@ def _tell(thread_id: int, after_s: float) -> None:
 #
 # It runs on a thread of its own, with its own event loop and database connection,
 # so that neither a handler that blocks the worker's loop nor an exhausted pool
-# costs a lease. While it is at it, it notices when the worker's loop stands still
-# and logs where. A database in memory belongs to the worker's loop alone; there
+# costs a lease. It also notices when the worker's loop stands still, and logs
+# where. A database in memory belongs to the worker's loop alone; there
 # the heartbeat runs on that loop.
 #
-# A renewal may hang for as long as it likes: beside it, a watch tells each handler
+# A renewal may hang for any length of time: a separate watch tells each handler
 # when its lease ends.
 #
 # All leases are renewed at once, without waiting for rows that are locked. A
@@ -418,26 +413,26 @@ BEATS_PER_LEASE: Final = 3
 JITTER: Final = 0.1
 RETRY_S: Final = 0.5
 WATCH_S: Final = 0.25
-"""How often the ends of leases are looked at, at least: timers stand still with the machine."""
+"""The longest time between two looks at the ends of leases: timers stop with the machine."""
 LOCK_WAIT_S: Final = 1.0
 """How long a renewal queues for a row that is locked, before others may queue for theirs."""
 LOCK_WAIT_MIN_S: Final = 0.01
 LOCKED_AGAIN_S: Final = 0.05
 """When rows that were locked are looked at again, all of them at once."""
 QUEUES_MAX: Final = 4
-"""How many leases are renewed that way at the same time, each on a connection of its own."""
+"""How many leases may queue at the same time, each on its own connection."""
 CONNECTIONS_MAX: Final = 1 + QUEUES_MAX
 LOST_CHECK_GAP_S: Final = 0.2
 """Hints that leases were taken away are answered at most this often."""
 
 
 class Renewal(NamedTuple):
-    """How it went."""
+    """The outcome of one renewal."""
 
     answered: bool
-    """There was an answer for each lease."""
+    """Whether there was an answer for each lease."""
     locked: Sequence[HeldLease] = ()
-    """Those whose row another transaction has locked."""
+    """Leases whose row another transaction has locked."""
 
 
 class Heartbeat:
@@ -590,7 +585,7 @@ class Heartbeat:
         return answered
 
     async def _look_for_lost(self) -> None:
-        """Renew what seems to be taken away, and nothing else: the answer says what became of it.
+        """Renew only the leases that seem to be taken away: the answer says what happened to each.
 
         If the look fails, the next renewal finds out.
         """
@@ -610,8 +605,8 @@ class Heartbeat:
     async def _renew(self, held: Sequence[HeldLease], lock_wait_s: float = 0.0) -> Renewal:
         asked_at_s = clock_s()
         try:
-            # A locked row holds up its own lease at most. Its lock is waited for twice, behind
-            # those who wait already and then for its holder.
+            # A locked row delays at most its own lease. We wait for its lock twice: behind those
+            # who wait already, and then for its holder.
             with statements_within(self._interval_s + 2 * lock_wait_s):
                 outcomes = await self._engine.renew_many(
                     [lease.handle for lease in held], lock_wait_ms=round(lock_wait_s * 1_000)
@@ -644,7 +639,7 @@ class Heartbeat:
             self._queueing |= {lease.handle.lease_id: renewing for lease in new}
 
     async def _renew_locked(self, leases: Sequence[HeldLease]) -> None:
-        """Once more all that are free by then; each of the others waits for its row."""
+        """Renew all that are free after a moment; each of the others waits for its row."""
         try:
             await asyncio.sleep(LOCKED_AGAIN_S)
             left = [lease for lease in leases if self._needs(lease)]
@@ -670,7 +665,7 @@ class Heartbeat:
         return held and not lease.fenced and lease.may_be_live()
 
     async def _watch_ends(self) -> None:
-        """Tell handlers when their leases end, whatever the database or the way to it does."""
+        """Tell handlers when their leases end, whatever happens to the database or the network."""
         while not self._stopping:
             with self._lock:
                 held = list(self._held.values())

@@ -1,4 +1,4 @@
-"""What earlier runs have stored, and calls of it that changed code has moved to another line.
+"""What earlier runs have stored, and stored calls that changed code has moved to another line.
 
 How people deal with the latter is in docs/deploys.md.
 
@@ -58,7 +58,7 @@ def stored_call(step: Step) -> journal.StoredCall:
 
 
 class KeptSteps:
-    """What earlier runs of a handler have stored, and what of it this run has not asked for."""
+    """What earlier runs of a handler have stored, and which part this run has not asked for."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = {step.step_key: step for step in steps}
@@ -73,7 +73,7 @@ class KeptSteps:
         self.untaken = {each.key for kept in self.by_line.values() for each in kept}
         lines = journal.kept_lines(self.by_line)
         self.lines = {group: Shelf(lines[group]) for group in sorted(lines)}
-        """The lines by the place they were started at."""
+        """The lines by the place where they were started."""
         self._siblings: dict[str, list[Shelf]] = {}
         """The same by the line in which they were started."""
         for group, shelf in self.lines.items():
@@ -96,11 +96,11 @@ class KeptSteps:
         return self.lines.get(group, NOTHING)
 
     def lines_beside(self, group: str) -> Iterable[Shelf]:
-        """Those that are stored as started at any place of the same line."""
+        """Lines that are stored as started at any place of the same line."""
         return self._siblings.get(journal.parent_of_group(group), ())
 
     def lines_in(self, line: str) -> Iterable[Shelf]:
-        """Those that are stored as started in a line, at any place."""
+        """Lines that are stored as started in a line, at any place."""
         return self.lines_beside(journal.line_group(line, ""))
 
     def ordinal(self, line: str, like: tuple[str, str, str]) -> int:
@@ -120,7 +120,7 @@ NOTHING_KEPT: Final = KeptSteps(())
 
 
 class Moves:
-    """Which lines a run has started, and what is stored where nobody asks for it."""
+    """Which lines a run has started, and which stored steps no line asks for."""
 
     def __init__(
         self,
@@ -133,14 +133,14 @@ class Moves:
         self.named: dict[str, branches.Line] = {}
         """Lines with names."""
         self.entered: set[str] = set()
-        """Those of them that are in use."""
+        """Named lines that are in use."""
         self._alike: dict[tuple[str, ...], list[Step]] = {}
         self._stored: dict[str, Step] = {}
         self._tasks: set[branches.Line] = set()
         self._cut_off: set[str] = set()
         """Lines that were cancelled or have failed."""
         self._unknown: set[str] = set()
-        """Labels of those of them that had made no call."""
+        """Labels of cancelled or failed lines that had made no call."""
         self._acting = {""}
         """Named branches that have stored a step with an effect; "" (no name) always counts."""
         self._forgiven: set[str] = set()
@@ -153,9 +153,9 @@ class Moves:
         self._running: set[object] = set()
         self._waits = OwnTasks(self._is_own, self._runs_in)
         self.certain = True
-        """Nothing but stored outcomes has brought the handler where it is."""
+        """Only stored outcomes have brought the handler where it is."""
         self._gives_up = False
-        """In this run or an earlier one, the handler gave up something it waited for."""
+        """The handler gave up something it waited for, in this run or an earlier one."""
         self.by_arrival = False
         """A branch was seen, beside others, waiting for something else: what they leave in a list,
         or do when they end, comes in a different order in every run."""
@@ -166,7 +166,7 @@ class Moves:
         """A branch was seen beside others to wait for anything else, if only for a moment."""
 
     def glance(self, line: branches.Line) -> None:
-        """Look in the next turns what a line waits for, which may go on now."""
+        """Look in the next turns at what a line waits for that may continue now."""
         if line not in self._glances:
             asyncio.get_running_loop().call_soon(self._glance, line)
         self._glances[line] = GLANCES
@@ -201,7 +201,7 @@ class Moves:
                 work.picks = work.picks or picks(work.running)
 
     def _works_outside(self, line: branches.Line) -> bool:
-        """Whether a branch waits for something that no call of the handler has to do with."""
+        """Whether a branch waits for something unrelated to the handler's calls."""
         work = line.work
         waits = getattr(work.running, "_fut_waiter", None) is not None
         return (
@@ -237,7 +237,7 @@ class Moves:
         return min((step for step in left if step.line not in others), key=_place, default=None)
 
     def _left(self, line: branches.Line) -> list[Step]:
-        """What is stored and was not asked for, as far as it concerns a line."""
+        """Stored steps that were not asked for, as far as they concern a line."""
         if not self._untaken:
             return []
         left = (self._stored.get(key) for key in self._untaken - self._forgiven)
@@ -279,7 +279,7 @@ class Moves:
         return any(each.work.is_acting for each in others)
 
     def is_at_work(self, line: branches.Line) -> bool:
-        """Whether the task of a line does something else than to wait for calls or its branches."""
+        """Whether the task of a line does anything but wait for calls or its branches."""
         work, tasks = line.work, {each.work.running for each in self._tasks}
         self._running = tasks
         return not (
@@ -299,7 +299,7 @@ class Moves:
         return leaves, {line.work.running for line in self._tasks} if leaves else set()
 
     def take_in(self, step: Step) -> None:
-        """Know a stored step that has an outcome."""
+        """Take note of a stored step that has an outcome."""
         self._alike.setdefault(journal.alike(step.kind, step.name, step.digest), []).append(step)
         self._stored[step.step_key] = step
         if step.kind not in _IDLE:
@@ -320,7 +320,7 @@ class Moves:
             self._cut_off.add(line.id)
 
     def give_up(self) -> None:
-        """A call, or a branch, is given up; when, or whether at all, a timer may say."""
+        """A call, or a branch, is given up; a timer may decide when, or whether at all."""
         self.certain = False
         self._gives_up = True
 
@@ -331,7 +331,7 @@ class Moves:
         """Why a call that is not stored must not run; empty if it may."""
         asked = call.asked
         if asked.kind in _IDLE and not self.certain:
-            # It has no effect that could happen again, and equals of it may be left for any reason.
+            # It has no effect that could happen again, and its equals may be left for any reason.
             return ""
         here = call.line.known_as
         for each in self._that_wait_for(call.line):
@@ -346,7 +346,7 @@ class Moves:
             if step.step_key in self._untaken and step.step_key not in self._forgiven
             if renamed or not journal.in_any_order(here, step.line)
         }
-        # What is left in branches that share their items with this one, their pool has looked at.
+        # The pool has looked at what is left in branches that share items with this one.
         pool = call.line.pool
         elsewhere -= {here} if pool is None or not pool.exchanged else {here, *pool.lines}
         if elsewhere:
@@ -394,7 +394,7 @@ class Moves:
         )
 
     def left_to(self, line: branches.Line) -> Step | None:
-        """What is stored elsewhere and nobody has asked for, nor will, while a line is alone."""
+        """Steps stored elsewhere that no line has asked for, nor will, while this line is alone."""
         left = [
             step for step in self._left(line) if step.line != line.known_as and not _is_beside(step)
         ]
@@ -412,7 +412,7 @@ class Moves:
         others = self._tasks.difference(waiting) if self._may_call() else set[branches.Line]()
         known = [each for each in others if each.id is not None]
         named = {each for each in self.entered if self.named[each] not in waiting}
-        # A line with a name is known by that alone, wherever it is started.
+        # A named line is identified by its name alone, wherever it is started.
         places = () if line.is_named else (each.whereabouts for each in known)
         return journal.Going(
             alive={each.known_as for each in known} | (named if others else set()),
@@ -422,7 +422,7 @@ class Moves:
         )
 
     def let_go(self) -> None:
-        """Of the lines, which point back to the attempt."""
+        """Drop the lines, which point back to the attempt."""
         self._tasks.clear()
         self._glances.clear()
         self.named.clear()

@@ -1,7 +1,7 @@
 """Letting go of the worker in the middle of a handler.
 
-A branch that has to wait long says so and stops there. The handler is parked when
-nothing else in it is running: no call of another branch is under way, no branch works outside
+A branch that has to wait long says so and stops there. The handler is parked once
+nothing else runs in it: no call of another branch is under way, no branch works outside
 calls, and it is at rest. So a result on its way to another branch is still used, and an exception
 on its way out of the handler ends the run: it takes precedence over a wait. Until the handler is
 parked, each wait checks for itself whether it is over.
@@ -25,7 +25,7 @@ from flowfabric.worker.failures import text_of
 from flowfabric.worker.turns import Rest, Turns, end_turn
 
 LOOK_AGAIN_S: Final = 1.0
-"""How often a branch that works is looked at again: it may have come to wait for another."""
+"""How often to look again at a branch that works: by then it may wait for another."""
 
 
 class Pause(Struct, frozen=True, kw_only=True):
@@ -35,17 +35,17 @@ class Pause(Struct, frozen=True, kw_only=True):
     condition: Condition
     timeout_in_ms: int | None
     fresh: tuple[FreshWaitpoint, ...]
-    """A waitpoint for each name it waits for, where none was made beforehand."""
+    """A waitpoint for each name it waits for that has none yet."""
 
 
 class LongWaits:
-    """What the branches of one handler wait for without being busy."""
+    """What the branches of one handler wait for while they are idle."""
 
     __slots__ = ("executions", "mismatches", "pause", "stopped", "until_ms")
 
     def __init__(self) -> None:
         self.until_ms: list[tuple[int, str | None]] = []
-        """The times that are waited for, each with the reason people are told."""
+        """The times that branches wait for, each with the reason that people are told."""
         self.executions: list[ExecutionId] = []
         self.pause: Pause | None = None
         self.mismatches: list[CodeMismatch] = []
@@ -87,17 +87,17 @@ class Parking:
 
     @property
     def mismatch(self) -> CodeMismatch | None:
-        """Why the code does not fit what is stored, according to the branch that tells best."""
+        """Why the code does not fit what is stored, from the branch that knows best."""
         found = None if self._waits is None else self._waits.mismatches
         return found[0] if found else None
 
     def working(self) -> "Working":
-        """Around whatever must not be cut off."""
+        """Enclose work that must not be cut off."""
         return Working(self)
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Around a wait for other branches: those that go on are busy themselves."""
+        """Enclose a wait for other branches: those that continue are busy themselves."""
         self.end()
         try:
             yield
@@ -113,7 +113,7 @@ class Parking:
         self.moved()
 
     def moved(self) -> None:
-        """Something of the handler began or ended: look again whether it is at rest."""
+        """Something in the handler began or ended: check again whether it is at rest."""
         if self._rest is not None:
             self._rest.moved()
         if self._waits and not self._ended:
@@ -125,12 +125,12 @@ class Parking:
         parked = idle and rest.reached
         if idle and not parked:
             rest.watch()
-        # Code that does not fit what is stored is not run any further, nowhere.
+        # Code that does not fit what is stored runs no further, in any branch.
         if parked and self.mismatch is None and self.turns.at_work:
             self._look_again()
             return False
         if parked:
-            # Unwinding the branches must not change any more what they wait for.
+            # From here on, unwinding the branches must not change what they wait for.
             self._decided = True
             self._park()
         return parked
@@ -182,7 +182,7 @@ class Parking:
                 waits.pause = None
 
     async def until_code_fits(self, mismatch: CodeMismatch, *, likely: bool = False) -> None:
-        """Stop here until other code is deployed, or this one accepted. Does not return either.
+        """Stop here until other code is deployed, or this code is accepted. Does not return either.
 
         Of several, people are told the one that is `likely` the change itself.
         """
@@ -210,7 +210,7 @@ class Parking:
             )
 
     async def stop_here(self, for_s: float | None = None) -> None:
-        """Wait without being busy, until the handler is unwound, or for so long."""
+        """Wait idle until the handler is unwound, or for this long."""
         loop, stopped = asyncio.get_running_loop(), self.waits.stopped
         forever: asyncio.Future[None] = loop.create_future()
         timer = None if for_s is None else loop.call_later(for_s, end_turn, forever)
@@ -244,7 +244,7 @@ class Parking:
 
 
 class Working:
-    """As long as it lasts the handler is busy. Use as a context."""
+    """The handler is busy while this lasts. Use as a context."""
 
     __slots__ = ("_parking",)
 
@@ -269,19 +269,19 @@ T = TypeVar("T")
 
 
 async def fitting(parking: Parking, read: Callable[[], T]) -> T:
-    """What `read` returns; if it cannot, the handler is parked here, inside of a call."""
+    """What `read` returns; if it fails, the handler is parked here, inside a call."""
     try:
         return read()
     except Unsuccessful:
         raise
     except Exception as error:
-        # Whatever it raises: reading runs code of the program's own, which has changed.
+        # Whatever it raises: reading runs the program's own code, which has changed.
         await parking.until_code_fits(unfitting(error))
         raise
 
 
 def unfitting(error: Exception) -> CodeMismatch:
-    """Why a run is blocked: by changed code, or by a codec that cannot read what is stored."""
+    """Why a run is blocked: changed code, or a codec that cannot read what is stored."""
     unread = isinstance(error, InvalidInput) and error.problem == UNREADABLE
     codec = unread or isinstance(error, CodecFailed)
     return CodeMismatch(None, text_of(error), MEND_CODEC if codec else None)

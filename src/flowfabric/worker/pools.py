@@ -1,7 +1,7 @@
 """Calls of branches that may share their items: what they stand for once others have come to rest.
 
-Which calls are in doubt, and what they stand for, the core decides: see `core.pools`. Here
-they wait for what other branches of their pool do outside of steps, which may take its time.
+The core decides which calls are in doubt, and what they stand for: see `core.pools`. Here they
+wait for what other branches of their pool do outside of steps, which may take a while.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from flowfabric.worker.moved_calls import KeptSteps, Moves
 from flowfabric.worker.turns import Turns, end_turn
 
 PATIENCE_S: Final = 2.0
-"""How long a call waits for the branch that has stored what looks like it."""
+"""How long a call waits for the branch that stored a step that looks like it."""
 NUMBER_PATIENCE_S: Final = 10.0
 """The same, if only its number in its branch says which step it matches."""
 EXCHANGED_PATIENCE_S: Final = 0.2
@@ -27,12 +27,12 @@ LOOK_AGAIN_S: Final = 0.05
 
 
 def looks_in(patience_s: float) -> int:
-    """How many looks are made at least in a time; twice as many if nothing else goes on."""
+    """The least number of looks in that time; twice as many if nothing else happens."""
     return int(patience_s / LOOK_AGAIN_S / 2)
 
 
 class Patience:
-    """How long a call waits for others: a time, and so many looks at them."""
+    """How long a call waits for others: a time, and a number of looks at them."""
 
     def __init__(self) -> None:
         self._until_s = clock_s() + PATIENCE_S
@@ -64,7 +64,7 @@ class _Doubt:
         self.end()
 
     def end(self) -> None:
-        """It is certain now: whoever asks for the next call goes on at once."""
+        """It is certain now: the next call may continue at once."""
         if not self.is_over:
             self.is_over = True
             self._turns.doubts -= 1
@@ -119,7 +119,7 @@ class Pools:
         for line in reversed(list(call.line.and_above())):
             if line.is_guessed():
                 await self._until_others_rest(line, call)
-            # At once: the next moment another branch may be between two calls.
+            # Look at once: a moment later another branch may be between two calls.
             line.identify()
         if call.line.in_doubt(call) is not None:
             with self._doubting(call) as doubt:
@@ -171,7 +171,7 @@ class Pools:
         return PATIENCE_S if may_start else 0.0
 
     def _settle(self, line: Line, pool: Pool) -> bool:
-        """Place what is in doubt in the pool of a line, as far as that can be."""
+        """Place the calls in doubt of a line's pool, as far as possible."""
         waiting = {each.call.line.known_as: each for each in self._doubts_in(pool)}
         found = (each.call.line.in_doubt(each.call) for each in waiting.values())
         bursts = [burst for burst in found if burst is not None]
@@ -187,7 +187,7 @@ class Pools:
 
     def _others_go_on(self, line: Line) -> bool:
         """Whether a branch that is not in doubt may still ask for something, by itself."""
-        # In whatever pool: those in doubt wait for others themselves.
+        # In any pool: branches in doubt wait for others themselves.
         in_doubt = {each.call.line for each in self._doubts if not each.is_over}
         return self._turns.run_held() or self._moves.has_calls_beside(line, in_doubt)
 

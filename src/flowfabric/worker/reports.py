@@ -1,4 +1,4 @@
-"""What a worker reports to the engine: the outcome of work, and what handlers emit.
+"""What a worker reports to the engine: the outcomes of attempts, and their steps.
 
 Reports of many handlers are grouped. A result in hand is not given up because
 the database is away: it is sent again for as long as the lease may still be
@@ -7,55 +7,28 @@ live, which the heartbeat renews.
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final, TypeVar
 
-from msgspec import structs
-
+from flowfabric import errors
 from flowfabric.batching import Commit, GroupCommit, Item, Reply
-from flowfabric.core.checks import check_optional_text, check_text
-from flowfabric.core.handles import Handle, HandleKind
-from flowfabric.core.policies import Duration, duration_ms
+from flowfabric.core.bounds import BATCH_MAX
+from flowfabric.core.handles import Handle
 from flowfabric.core.results import Completed, FailResult, HandedBack
-from flowfabric.core.steps import StepStored
-from flowfabric.core.streams import (
-    APPEND_FRAMES_MAX,
-    FRAME_BYTES_MAX,
-    LIVE_TTL_MS_MAX,
-    Appended,
-    BestEffortLive,
-    Durable,
-    DurableSummary,
-    Encoding,
-    NewFrame,
-    StreamMode,
-    check_depth,
-    read_patch,
-)
+from flowfabric.core.steps import NewStep, StepStored
+from flowfabric.core.streams import Appended
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.executions import Completion, FailureReport
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.errors import (
-    ExecutionNotActive,
-    FlowFabricError,
-    InvalidInput,
-    LeaseExpired,
-    RetentionLimitExceeded,
-    StaleOwnerCannotAppend,
-    StreamClosed,
-    Validation,
-)
-from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
 from flowfabric.outages import ASK_AGAIN, level_of, statements_within
-from flowfabric.worker.asyncio_tasks import current_line, inside_step
-from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.failures import why_lost
-from flowfabric.worker.leases import HeldLease
+from flowfabric.worker.leases import LOST_LEASE, HeldLease, check_outside, stop_here
+from flowfabric.worker.parking import Parking
 
 log = open_log(__name__)
 
@@ -82,29 +55,39 @@ class Reports:
         self.usage: GroupCommit[BudgetRequest, BudgetOutcome] = self._group(engine.post_to_budgets)
 
     def _group(self, report: Commit[Item, Reply]) -> GroupCommit[Item, Reply]:
-        async def report_in_time(items: Sequence[Item]) -> Sequence[Reply | FlowFabricError]:
+        async def report_in_time(
+            items: Sequence[Item],
+        ) -> Sequence[Reply | errors.FlowFabricError]:
             with statements_within(self.patience_s):
                 return await report(items)
 
         return GroupCommit(report_in_time)
 
     async def close(self) -> None:
-        await self.frames.close()
-        await self.usage.close()
-        for group in (self.completions, self.failures, self.steps, self.returns):
+        for group in (
+            self.frames,
+            self.usage,
+            self.completions,
+            self.failures,
+            self.steps,
+            self.returns,
+        ):
             await group.close()
 
-    async def send(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
-        """Make a report that is safe to repeat; repeat it while the database is away."""
+    async def call_engine(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that is safe to repeat, and repeat it while the database is away.
+
+        Each try ends after `patience_s`.
+        """
 
         async def in_time() -> T:
             with statements_within(self.patience_s):
                 return await report()
 
-        return await self.repeat(lease, in_time)
+        return await self.until_answered(lease, in_time)
 
-    async def repeat(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
-        """The same for a report that is sent with others, which is in time.
+    async def until_answered(self, lease: HeldLease, report: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a report while the database is away. Ending each try in time is left to it.
 
         Raises `LeaseExpired` once the lease may have passed to another worker.
         """
@@ -124,258 +107,92 @@ class Reports:
             pause_s = min(pause_s * 2, BACKOFF_MAX_S)
 
 
-# What handlers say while they run, on its way to the store ------------------
-#
-# A frame is handed over in microseconds and stored behind the handler's back: frames gather
-# while an append is under way, and those of many handlers go together. They are stored before
-# anything else the attempt reports: before the result of the step that emitted them, before a
-# pause, and before the end. A handler that is far ahead of the store waits.
-#
-# A refused frame raises once: at the next emit, at the end of the step, or at the end of the
-# attempt, which then fails. Other frames are stored regardless.
-#
-# A function that continues after a pause runs again from the top, and reaches what it has emitted
-# before. That is not emitted again: everything up to the call at which it paused is skipped, in
-# each of its branches. A new attempt starts over, in a stream of its own.
+class Recorder:
+    """Stores the steps of one attempt."""
 
-BACKLOG_FRAMES_MAX: Final = 10_000
-BACKLOG_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What may wait to be stored before the handler waits, too."""
-APPEND_BYTES_MAX: Final = 1024 * 1024
-"""What goes to the store at once, of one attempt."""
-TEXT_CHARS: Final = FRAME_BYTES_MAX // 4
-"""Longer text is sent in several frames."""
-OUR_KINDS: Final = ("summary", "superseded")
-SEQ_BITS: Final = 32
-"""Of a frame's number; counting starts again under each lease."""
-
-DURABLE: Final = Durable()
-NEVER_MS: Final = -1
-NEW_MS: Final = 2**62
-
-LOST_STREAM: Final = (LeaseExpired, StaleOwnerCannotAppend, StreamClosed)
-
-
-def come_further(call: DurableCall) -> None:
-    """Note that a call goes beyond what earlier runs have stored.
-
-    What its line emits from here on is new. A sleep leaves no trace of its end: after one, it is
-    new only if nothing has been emitted since it ended.
-    """
-    step, line = call.step, call.line
-    since_ms = NEW_MS if step is None or step.wake_at_ms is None else step.wake_at_ms
-    line.news_ms = max(line.news_ms, since_ms)
-    # A branch with a name is part of the same task, which goes on after it.
-    while line.parent is not None and line.parent.work is line.work:
-        line = line.parent
-        line.news_ms = max(line.news_ms, since_ms)
-
-
-class Emitter:
-    """The frames of one attempt."""
-
-    def __init__(self, engine: Engine, reports: Reports, lease: HeldLease) -> None:
+    def __init__(
+        self, engine: Engine, reports: Reports, lease: HeldLease, parking: Parking
+    ) -> None:
         self._engine = engine
         self._reports = reports
         self._lease = lease
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[NewFrame] = deque()
-        self._bytes = 0
-        self._seq = lease.handle.lease_epoch << SEQ_BITS
-        self._sending: asyncio.Task[None] | None = None
-        self._room = asyncio.Event()
+        self._parking = parking
+        self._later: list[NewStep] = []
+        """Steps that the handler does not wait for and that are not being stored yet."""
+        self._recording: asyncio.Task[None] | None = None
         self._refused: Exception | None = None
-        self._closed = False
-        self._spoke_ms = None if lease.handle.kind is HandleKind.RESUMED else NEVER_MS
+        """Why a step that the handler did not wait for cannot be stored."""
 
-    @property
-    def is_new(self) -> bool:
-        """Whether all that is emitted is: this attempt has not spoken before a pause."""
-        return self._spoke_ms == NEVER_MS
-
-    async def repeats(self) -> bool:
-        """Whether what is emitted here has been, before a pause of this attempt."""
-        if inside_step.get() is not None:
-            return False
-        if self._spoke_ms is None:
-            self._spoke_ms = await self._reports.send(self._lease, self._when_spoke)
-        line = current_line.get()
-        return line is not None and line.news_ms <= self._spoke_ms
-
-    async def _when_spoke(self) -> int:
-        handle = self._lease.handle
-        spoke_ms = await self._engine.last_frame_at(handle.execution_id, handle.attempt_index)
-        return NEVER_MS if spoke_ms is None else spoke_ms
-
-    def add(self, frames: Iterable[NewFrame]) -> None:
-        """Hand frames over; call it on the worker's loop. Raises what was refused before."""
-        if self._closed or self._lease.reported:
-            raise asyncio.CancelledError("the handler has ended")
-        self._tell()
-        for frame in frames:
-            self._waiting.append(frame)
-            self._bytes += len(frame.payload)
-        if self._sending is None and self._waiting:
-            self._sending = self._loop.create_task(self._send())
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._waiting) > BACKLOG_FRAMES_MAX or self._bytes > BACKLOG_BYTES_MAX
+    async def store(self, step: NewStep) -> StepStored:
+        check_outside(self._lease)
+        if self._recording is not None:
+            # Steps that the handler did not wait for come first: they were called before.
+            await self.drain()
+        if self._refused is not None:
+            raise self._refused
+        try:
+            return await self._store_one(step)
+        except LOST_LEASE as error:
+            return await stop_here(self._lease, error)
 
     async def room(self) -> None:
-        """Wait while too much waits to be stored."""
-        while self._sending is not None and self.is_full:
-            self._room.clear()
-            await self._room.wait()
+        """Wait while a full batch of steps is waiting to be stored."""
+        if len(self._later) >= BATCH_MAX:
+            await self.drain()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to store or report."""
-        return self._sending is None and self._refused is None
+    def store_later(self, step: NewStep) -> None:
+        self._later.append(step)
+        if self._recording is None:
+            busy = ExitStack()
+            busy.enter_context(self._parking.working())
+            self._recording = asyncio.create_task(self._store_waiting())
+            self._recording.add_done_callback(lambda _: busy.close())
 
-    async def close(self) -> None:
-        """Store what is queued, and accept nothing more: a task left behind by the handler that
-        never stops emitting would keep the attempt from ending."""
-        self._closed = True
-        await self.flush()
-
-    async def flush(self) -> None:
-        """Wait until everything is stored; raises what was refused."""
-        while (sending := self._sending) is not None:
+    async def drain(self) -> None:
+        """Wait until all steps that the handler did not wait for are stored."""
+        while (recording := self._recording) is not None:
             if self._lease.lost is not None:
-                sending.cancel()
-            await asyncio.wait([sending])
-            if self._sending is sending:
+                recording.cancel()
+            await asyncio.wait([recording])
+            if self._recording is recording:
                 # It was cancelled before it began.
-                self._sending = None
-        self._tell()
+                self._recording = None
 
-    def _tell(self) -> None:
-        refused, self._refused = self._refused, None
-        if refused is not None:
-            raise refused
-
-    async def _send(self) -> None:
+    async def _store_waiting(self) -> None:
+        """Store steps in order: a later run must not find a call without the one before it."""
+        steps: list[NewStep] = []
         try:
-            while self._waiting:
-                await self._store(tuple(self._take()))
-                self._room.set()
-        except LOST_STREAM as error:
-            self._lease.lose(await self._why_lost(error))
-            self._give_up()
+            while self._later and self._refused is None:
+                steps, self._later = self._later[:BATCH_MAX], self._later[BATCH_MAX:]
+                await self._store_batch(steps)
+        except LOST_LEASE as error:
+            self._lease.lose(why_lost(error))
         except Exception as error:
-            # No fault of a frame: none of those that wait would fare better.
-            self._refuse(error)
-            self._give_up()
+            # Later runs meet the same refusal, provided that nothing is stored after it.
+            self._refused = error
+            keys = ", ".join(step.step_key for step in steps)
+            log.warning("not stored: %s: %s", keys, error, extra=self._lease.log_fields)
         finally:
-            self._sending = None
-            self._room.set()
+            self._recording = None
 
-    async def _why_lost(self, error: FlowFabricError) -> str:
-        """A closed stream does not say how its execution ended, which the handler is to know."""
-        try:
-            with statements_within(self._reports.patience_s):
-                await self._engine.renew(self._lease.handle)
-        except ExecutionNotActive as ended:
-            return why_lost(ended)
-        except FlowFabricError:
-            pass
-        return why_lost(error)
+    async def _store_batch(self, steps: Sequence[NewStep]) -> None:
+        if len(steps) == 1:
+            # It goes together with steps of other handlers.
+            await self._store_one(steps[0])
+            return
+        reports = [StepReport(handle=self._lease.handle, step=step) for step in steps]
+        engine = self._engine
+        for answer in await self._reports.call_engine(
+            self._lease, lambda: engine.record_steps(reports)
+        ):
+            if isinstance(answer, errors.FlowFabricError):
+                raise answer
+            self._lease.stepped()
 
-    async def _store(self, frames: tuple[NewFrame, ...]) -> None:
-        """All of them but those that are refused, in order."""
-        append = FrameAppend(handle=self._lease.handle, frames=frames)
-        try:
-            await self._reports.send(self._lease, partial(self._reports.frames.add, append))
-        except Validation as error:
-            # An append is stored as a whole or not at all.
-            if len(frames) == 1:
-                self._refuse(error)
-                return
-            middle = len(frames) // 2
-            await self._store(frames[:middle])
-            await self._store(frames[middle:])
-
-    def _refuse(self, error: Exception) -> None:
-        log.warning("emitted, and not stored: %s", error, extra=self._lease.log_fields)
-        self._refused = self._refused or error
-
-    def _give_up(self) -> None:
-        self._waiting.clear()
-        self._bytes = 0
-
-    def _take(self) -> Iterator[NewFrame]:
-        """The next frames, numbered: a repeat is known by its number."""
-        size = 0
-        for _ in range(min(len(self._waiting), APPEND_FRAMES_MAX)):
-            frame = self._waiting.popleft()
-            size += len(frame.payload)
-            self._bytes -= len(frame.payload)
-            self._seq += 1
-            yield structs.replace(frame, seq=self._seq)
-            if size >= APPEND_BYTES_MAX:
-                return
-
-
-def frames_of(
-    content: object, kind: str, live: Duration | None, correlation_id: str | None
-) -> list[NewFrame]:
-    """What was emitted as frames: one, or several if it is a long text."""
-    if kind in OUR_KINDS:
-        raise InvalidInput("kind", "is reserved: readers act on it; use another kind", kind)
-    mode = DURABLE if live is None else BestEffortLive(ttl_ms=_live_ms(live))
-    if isinstance(content, str):
-        parts = [content] if len(content) <= TEXT_CHARS else _parts(content)
-        return [
-            _frame(_encoded(part), kind or "text", Encoding.UTF8, mode, correlation_id)
-            for part in parts
-        ]
-    if isinstance(content, bytes | bytearray | memoryview):
-        return [_frame(bytes(content), kind or "bytes", Encoding.BASE64, mode, correlation_id)]
-    data = encode_value("what is emitted", content)
-    return [_frame(data, kind or "json", Encoding.JSON, mode, correlation_id)]
-
-
-def _live_ms(live: Duration) -> int:
-    ttl_ms = duration_ms("live", live)
-    if ttl_ms > LIVE_TTL_MS_MAX:
-        raise InvalidInput("live", "must be at most a day", live)
-    return ttl_ms
-
-
-def patch_of(patch: object) -> NewFrame:
-    if not isinstance(patch, Mapping):
-        raise InvalidInput("patch", "must be a dict: the members to change, None to delete", patch)
-    data = encode_value("the patch", patch)
-    check_depth("patch", read_patch(data))
-    return _frame(data, "summary", Encoding.JSON, DurableSummary(), None)
-
-
-def _frame(
-    payload: bytes, kind: str, encoding: Encoding, mode: StreamMode, correlation_id: str | None
-) -> NewFrame:
-    if len(payload) > FRAME_BYTES_MAX:
-        raise RetentionLimitExceeded(
-            f"{len(payload)} bytes, at most {FRAME_BYTES_MAX} can be emitted at once; keep it"
-            " elsewhere and emit where"
+    async def _store_one(self, step: NewStep) -> StepStored:
+        report = StepReport(handle=self._lease.handle, step=step)
+        stored = await self._reports.until_answered(
+            self._lease, partial(self._reports.steps.add, report)
         )
-    step = inside_step.get()
-    return NewFrame(
-        payload=payload,
-        frame_type=check_text("kind", kind),
-        encoding=encoding,
-        correlation_id=check_optional_text("correlation_id", correlation_id),
-        step_key=None if step is None else step.key,
-        mode=mode,
-    )
-
-
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput("what is emitted", f"must be valid Unicode: {error}") from None
-
-
-def _parts(text: str) -> list[str]:
-    return [text[start : start + TEXT_CHARS] for start in range(0, len(text), TEXT_CHARS)]
+        self._lease.stepped()
+        return stored

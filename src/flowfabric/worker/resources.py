@@ -46,7 +46,7 @@ class Resources:
         return frozenset(self._factories)
 
     def adopt(self, other: "Resources") -> None:
-        """Provide what another provides."""
+        """Provide everything that another provides."""
         self._factories |= other._factories
 
     async def open(self) -> None:

@@ -6,7 +6,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial, wraps
 from types import CoroutineType
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
@@ -15,17 +15,14 @@ import msgspec
 from msgspec import structs
 
 from flowfabric import errors
-from flowfabric.core.bounds import BATCH_MAX
 from flowfabric.core.checks import check_text
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import STEP_NAME_BYTES_MAX
 from flowfabric.core.results import CreateResult
-from flowfabric.core.steps import NewStep, StepStored
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.ledger import BudgetOutcome, BudgetRequest
 from flowfabric.engine.signals import kept_topic
-from flowfabric.engine.steps import StepReport
 from flowfabric.engine.waitpoints import PastRuns, SuspensionView
 from flowfabric.json_values import encode_value
 from flowfabric.logs import open_log
@@ -35,19 +32,17 @@ from flowfabric.submission import Options, Submissions, child_id
 from flowfabric.task import Call, HandlerContext, Retry, Task
 from flowfabric.worker.asyncio_tasks import inside_step
 from flowfabric.worker.branches import DurableCall
-from flowfabric.worker.failures import why_lost
-from flowfabric.worker.functions import Functions, Raised
+from flowfabric.worker.emitter import Emitter
+from flowfabric.worker.functions import Functions, Unfinished
 from flowfabric.worker.journal import Journal
 from flowfabric.worker.leases import (
-    LOST_LEASE,
     FencedTransaction,
     HeldLease,
     check_outside,
     fenced,
-    stop_here,
 )
 from flowfabric.worker.parking import Parking, Pause
-from flowfabric.worker.reports import Emitter, Reports
+from flowfabric.worker.reports import Recorder, Reports
 from flowfabric.worker.resources import Resources
 
 # Noticing that a handler has called a verb and not awaited it ---------------
@@ -70,7 +65,7 @@ class Promise(NamedTuple):
     @property
     def is_kept(self) -> bool:
         made = self.coroutine
-        # That of one which has ended is gone, and one that is under way has begun.
+        # A coroutine that has ended has no frame, and one that is under way has begun.
         return made.cr_frame is None or made.cr_suspended or made.cr_running
 
     def may_be_kept(self, handler: asyncio.Task[object] | None) -> bool:
@@ -91,7 +86,7 @@ class Promises:
             caller = asyncio.current_task()
         except RuntimeError:
             caller = None
-        # A handler that awaits one after the other has one of them at most.
+        # A handler that awaits its calls one by one never has more than one open.
         if self._made and self._made[-1].is_kept:
             self._made.pop()
         self._made.append(Promise(called, coroutine, caller))
@@ -149,130 +144,6 @@ class Shared:
         """The context variables that every handler begins with."""
 
 
-class Recorder:
-    """Stores the steps of one attempt."""
-
-    def __init__(self, shared: Shared, lease: HeldLease, parking: Parking) -> None:
-        self._shared = shared
-        self._lease = lease
-        self._parking = parking
-        self._later: list[NewStep] = []
-        """Steps that the handler does not wait for and that are not being stored yet."""
-        self._recording: asyncio.Task[None] | None = None
-        self._refused: Exception | None = None
-        """Why a step that the handler did not wait for cannot be stored."""
-
-    async def store(self, step: NewStep) -> StepStored:
-        check_outside(self._lease)
-        if self._recording is not None:
-            # Steps that the handler did not wait for come first: they were called before.
-            await self.drain()
-        if self._refused is not None:
-            raise self._refused
-        try:
-            return await self._send(step)
-        except LOST_LEASE as error:
-            return await stop_here(self._lease, error)
-
-    async def room(self) -> None:
-        """Wait while a full batch of steps is waiting to be stored."""
-        if len(self._later) >= BATCH_MAX:
-            await self.drain()
-
-    def store_later(self, step: NewStep) -> None:
-        self._later.append(step)
-        if self._recording is None:
-            busy = ExitStack()
-            busy.enter_context(self._parking.working())
-            self._recording = asyncio.create_task(self._store_waiting())
-            self._recording.add_done_callback(lambda _: busy.close())
-
-    async def drain(self) -> None:
-        """Wait until all steps are stored that the handler did not wait for."""
-        while (recording := self._recording) is not None:
-            if self._lease.lost is not None:
-                recording.cancel()
-            await asyncio.wait([recording])
-            if self._recording is recording:
-                # It was cancelled before it began.
-                self._recording = None
-
-    async def _store_waiting(self) -> None:
-        """In order: a later run must not find a call without the one before it."""
-        steps: list[NewStep] = []
-        try:
-            while self._later and self._refused is None:
-                steps, self._later = self._later[:BATCH_MAX], self._later[BATCH_MAX:]
-                await self._send_all(steps)
-        except LOST_LEASE as error:
-            self._lease.lose(why_lost(error))
-        except Exception as error:
-            # Later runs meet the same refusal, provided that nothing is stored after it.
-            self._refused = error
-            keys = ", ".join(step.step_key for step in steps)
-            log.warning("not stored: %s: %s", keys, error, extra=self._lease.log_fields)
-        finally:
-            self._recording = None
-
-    async def _send_all(self, steps: Sequence[NewStep]) -> None:
-        if len(steps) == 1:
-            # Together with steps of other handlers.
-            await self._send(steps[0])
-            return
-        reports = [StepReport(handle=self._lease.handle, step=step) for step in steps]
-        engine = self._shared.engine
-        for answer in await self._shared.reports.send(
-            self._lease, lambda: engine.record_steps(reports)
-        ):
-            if isinstance(answer, errors.FlowFabricError):
-                raise answer
-            if self._lease.on_step is not None:
-                self._lease.on_step()
-
-    async def _send(self, step: NewStep) -> StepStored:
-        report = StepReport(handle=self._lease.handle, step=step)
-        reports = self._shared.reports
-        stored = await reports.repeat(self._lease, partial(reports.steps.add, report))
-        if self._lease.on_step is not None:
-            self._lease.on_step()
-        return stored
-
-
-class Unfinished:
-    """Step functions of one attempt that still run; the attempt does not fail before they end.
-
-    When a branch fails, the steps of others continue, and a thread does even if it was cancelled.
-    Their effects happen: unless their results are stored, the next attempt repeats them.
-    """
-
-    __slots__ = ("_none", "count", "late")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.late: tuple[tuple[DurableCall, object], ...] = ()
-        """Results that threads returned after the handler had cancelled the call."""
-        self._none: asyncio.Event | None = None
-        """Made for the one who waits."""
-
-    def begin(self) -> None:
-        self.count += 1
-
-    def end(self) -> None:
-        self.count -= 1
-        if self._none is not None and not self.count:
-            self._none.set()
-
-    def came_late(self, call: DurableCall, returned: bool, result: object) -> None:
-        if returned and not isinstance(result, Raised) and not inspect.isawaitable(result):
-            self.late += ((call, result),)
-        self.end()
-
-    async def wait(self) -> None:
-        while self.count:
-            self._none = asyncio.Event()
-            await self._none.wait()
-
-
 class Services:
     """One attempt's view of them.
 
@@ -297,11 +168,11 @@ class Services:
         self.pause = shared.pause
         self.stopped: str | None = None
         self.waitpoints_made = 0
-        """By this run of the handler, which makes each again; some may be closed by now."""
+        """By this run of the handler, which makes each one again; some may be closed by now."""
         self.promises = Promises()
         self.unfinished = Unfinished()
         self._emitter: Emitter | None = None
-        self._recorder = Recorder(shared, lease, parking)
+        self._recorder = Recorder(shared.engine, shared.reports, lease, parking)
         self.journal = Journal(self._recorder, parking, progress.steps)
 
     def on_worker_loop(self) -> bool:
@@ -420,7 +291,7 @@ class Services:
     async def describe_suspension(self, suspension_id: str) -> SuspensionView | None:
         last = self._last_pause
         if last is not None and last.suspension_id == suspension_id and not last.is_open:
-            # A pause that has ended is changed by nobody but us.
+            # Only this handler changes a pause that has ended.
             check_outside(self.lease)
             return last
         execution_id = self.lease.claimed.execution_id
@@ -452,7 +323,7 @@ class Services:
         return created.execution_id
 
     def _child_id(self, parent: ExecutionId, identity: str) -> ExecutionId:
-        # A call whose arguments have changed since may have been what this one is now.
+        # Another call, whose arguments have changed since, may have had this identity.
         while not self.journal.children.may_submit(made := child_id(self.engine, parent, identity)):
             identity += "'"
         return made
@@ -490,11 +361,11 @@ class Services:
         """Make an idempotent call to the engine."""
         check_outside(self.lease)
         await self._recorder.room()
-        return await fenced(self.lease, self._shared.reports.send(self.lease, report))
+        return await fenced(self.lease, self._shared.reports.call_engine(self.lease, report))
 
 
 async def _contained(work: Coroutine[object, object, T], done: "concurrent.futures.Future[T]") -> T:
-    """Errors that would end the event loop end only the handler's call."""
+    """Let errors that would end the event loop end only the handler's call."""
     try:
         return await work
     except (SystemExit, KeyboardInterrupt) as error:

@@ -74,10 +74,10 @@ class StoredSignal(Struct, frozen=True, kw_only=True):
     payload: Raw
 
 
-class StoredWait(Struct, frozen=True, kw_only=True):
+class WaitOutcome(Struct, frozen=True, kw_only=True, rename={"ended_by": "ended"}):
     """How a wait ended, as its step holds it."""
 
-    ended: Literal["signals", "timeout", "operator"]
+    ended_by: Literal["signals", "timeout", "operator"]
     signals: tuple[StoredSignal, ...] = ()
 
 
@@ -132,7 +132,7 @@ def _waitpoint_id(services: Services, call: DurableCall, stored: Step | None) ->
     return named_id(services.lease.claimed.execution_id, "waitpoint", call.identity)
 
 
-async def received(
+async def signals_of(
     services: Services, wait: Wait, what: str, kind: object
 ) -> tuple[Signal[object], ...]:
     """The signals that ended a wait, with decoded payloads; raises if there are none.
@@ -144,35 +144,35 @@ async def received(
         stored = await services.journal.find(call)
         if stored is None:
             try:
-                ended = await _ended(services, wait, kind)
+                outcome = await _outcome_of(services, wait, kind)
             except errors.CodecFailed as error:
                 # The codec cannot read it yet: the handler is parked.
                 await services.parking.until_code_fits(unfitting(error))
                 raise
-            await services.journal.store_later(call, result=msgspec.json.encode(ended))
+            await services.journal.store_later(call, result=msgspec.json.encode(outcome))
         else:
-            ended = msgspec.json.decode(stored.result or b"null", type=StoredWait)
+            outcome = msgspec.json.decode(stored.result or b"null", type=WaitOutcome)
         try:
-            _check(ended, what)
+            _require_signals(outcome, what)
             return await fitting(
-                services.parking, lambda: tuple(_signal(each, kind) for each in ended.signals)
+                services.parking, lambda: tuple(_decoded(each, kind) for each in outcome.signals)
             )
         except BaseException as error:
             blame(services.lease, call, error)
             raise
 
 
-async def _ended(services: Services, wait: Wait, kind: object) -> StoredWait:
-    """How a wait ended, with signals that all fit: it goes on after those that do not."""
+async def _outcome_of(services: Services, wait: Wait, kind: object) -> WaitOutcome:
+    """How a wait ended, with signals that all fit. It continues after signals that do not."""
     began_s = clock_s()
     for number in range(PAUSES_MAX):
-        view = await _pause_ended(services, wait, number)
+        view = await _ended_pause(services, wait, number)
         if view is None:
-            return StoredWait(ended="timeout")
-        ended = _stored(view, wait.condition)
-        unfit = {} if ended is None else _unfit(ended, kind)
-        if ended is not None and not unfit:
-            return ended
+            return WaitOutcome(ended_by="timeout")
+        outcome = _outcome_of_pause(view, wait.condition)
+        unfit = {} if outcome is None else _unfit_signals(outcome, kind)
+        if outcome is not None and not unfit:
+            return outcome
         if unfit:
             await _set_aside(services, view, unfit)
         if unfit or (view.close_reason or "").startswith(SET_ASIDE):
@@ -180,7 +180,7 @@ async def _ended(services: Services, wait: Wait, kind: object) -> StoredWait:
     raise errors.MaxReplaysExhausted(f"{wait.call.key} was waited for {PAUSES_MAX} times")
 
 
-async def _pause_ended(services: Services, wait: Wait, number: int) -> SuspensionView | None:
+async def _ended_pause(services: Services, wait: Wait, number: int) -> SuspensionView | None:
     """One pause of a wait, once it is over; None if it has timed out beside a working branch."""
     services.check()
     with services.parking.working():
@@ -191,7 +191,7 @@ async def _pause_ended(services: Services, wait: Wait, number: int) -> Suspensio
             view = await services.describe_suspension(suspension_id)
         if view is not None:
             return view
-        pause = _pause(services, wait, suspension_id)
+        pause = _pause_of(services, wait, suspension_id)
         made = services.waitpoints_made + len(pause.fresh)
         if counts_waitpoints(wait.condition) or made > OPEN_WAITPOINTS_MAX:
             view = await _take_or_announce(services, pause)
@@ -206,7 +206,7 @@ async def _set_aside(services: Services, view: SuspensionView, unfit: Mapping[st
 
 
 def _left_ms(services: Services, wait: Wait, view: SuspensionView, began_s: float) -> int | None:
-    """What is left of the timeout of a wait that goes on after a pause."""
+    """The rest of the timeout of a wait that continues after a pause."""
     if wait.timeout_ms is None:
         return None
     if view.timeout_at_ms is None:
@@ -218,7 +218,7 @@ def _left_ms(services: Services, wait: Wait, view: SuspensionView, began_s: floa
 async def _take_or_announce(services: Services, pause: Pause) -> SuspensionView | None:
     """How the pause would end at once; a refusal is raised in the handler, which is not unwound.
 
-    Only the engine knows how many waitpoints there are, to count or besides.
+    Only the engine knows how many waitpoints there are.
     """
     try:
         return await services.take_signals(pause, announce=True)
@@ -259,7 +259,7 @@ async def _until_signalled(services: Services, pause: Pause) -> SuspensionView |
         await asyncio.wait([parked])
 
 
-def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
+def _pause_of(services: Services, wait: Wait, suspension_id: str) -> Pause:
     execution_id = services.lease.claimed.execution_id
     keys = referenced_waitpoint_keys(wait.condition)
     return Pause(
@@ -277,20 +277,20 @@ def _pause(services: Services, wait: Wait, suspension_id: str) -> Pause:
     )
 
 
-def _stored(view: SuspensionView, condition: Condition) -> StoredWait | None:
+def _outcome_of_pause(view: SuspensionView, condition: Condition) -> WaitOutcome | None:
     """How a pause ended; None if the wait begins another, as after a replay."""
     if not view.resumed:
         by_operator = (view.close_reason or "").startswith(RESUMED_BY)
-        return StoredWait(ended="operator") if by_operator else None
+        return WaitOutcome(ended_by="operator") if by_operator else None
     if view.satisfied_at_ms is None:
-        return StoredWait(ended="timeout")
+        return WaitOutcome(ended_by="timeout")
     ranks = ranks_of(condition)
     # In the order the condition names them; signals of one name, and others, as they arrived.
     ordered = sorted(view.signals, key=lambda each: ranks.get(each.signal_name, len(ranks)))
-    return StoredWait(ended="signals", signals=tuple(_stored_signal(each) for each in ordered))
+    return WaitOutcome(ended_by="signals", signals=tuple(_as_stored(each) for each in ordered))
 
 
-def _stored_signal(signal: ResumeSignal) -> StoredSignal:
+def _as_stored(signal: ResumeSignal) -> StoredSignal:
     return StoredSignal(
         signal_id=signal.signal_id,
         name=signal.signal_name,
@@ -315,10 +315,10 @@ def _as_json(signal: ResumeSignal) -> Raw:
     return Raw(msgspec.json.encode(signal.payload))
 
 
-def _unfit(ended: StoredWait, kind: object) -> dict[str, str]:
+def _unfit_signals(outcome: WaitOutcome, kind: object) -> dict[str, str]:
     """The signals whose payloads do not fit, by id, and why not."""
     found: dict[str, str] = {}
-    for each in ended.signals:
+    for each in outcome.signals:
         try:
             _payload(each, kind)
         except errors.InvalidInput as error:
@@ -327,15 +327,15 @@ def _unfit(ended: StoredWait, kind: object) -> dict[str, str]:
     return found
 
 
-def _check(ended: StoredWait, what: str) -> None:
+def _require_signals(outcome: WaitOutcome, what: str) -> None:
     """Raise if the wait ended without signals that the handler can use."""
-    if ended.ended == "timeout":
+    if outcome.ended_by == "timeout":
         raise errors.SignalTimeout(f"{what}: nothing met it in time")
-    if ended.ended == "operator":
+    if outcome.ended_by == "operator":
         raise errors.SignalTimeout(f"{what}: an operator ended the wait without it")
 
 
-def _signal(stored: StoredSignal, kind: object) -> Signal[object]:
+def _decoded(stored: StoredSignal, kind: object) -> Signal[object]:
     return Signal(
         name=stored.name,
         payload=_payload(stored, kind),
@@ -350,7 +350,7 @@ def _payload(stored: StoredSignal, kind: object) -> object:
     try:
         return read_as(stored.payload, kind)
     except Exception as error:
-        # Models run the program's own code, which may raise anything.
+        # Models run the program's code, which may raise anything.
         raise errors.InvalidInput(
             f"payload of signal {stored.name}", f"does not fit the type asked for: {error}"
         ) from error
@@ -401,7 +401,7 @@ class SignalVerbs(Verbs):
         """
         check_awaitable(self, "wait_for_signal")
         wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        made = self._received(wait, f"signal {name!r}", default, type, one=True)
+        made = self._signals_or_default(wait, f"signal {name!r}", default, type, one=True)
         return promised(self, "wait_for_signal", (name,), made)
 
     @overload
@@ -438,7 +438,9 @@ class SignalVerbs(Verbs):
         """
         check_awaitable(self, "wait_for")
         wait, what = self._wait_for(conditions, timeout)
-        return promised(self, "wait_for", conditions, self._received(wait, what, default, type))
+        return promised(
+            self, "wait_for", conditions, self._signals_or_default(wait, what, default, type)
+        )
 
     @on_loop
     def waitpoint(
@@ -459,7 +461,7 @@ class SignalVerbs(Verbs):
     # Shared
 
     def _wait(self, step_name: str, condition: Condition, timeout: Duration | None) -> Wait:
-        # Happens when the verb is called, so that calls take their places in the order of the code.
+        # Runs when the verb is called, so that calls take their places in the order of the code.
         timeout_ms = optional_duration_ms("timeout", timeout)
         known = known_by(repr(condition), timeout_ms)
         call = self._services.journal.ask(StepKind.SIGNAL, step_name, known)
@@ -477,11 +479,11 @@ class SignalVerbs(Verbs):
             raise errors.InvalidInput("wait_for", most, len(names))
         return self._wait("signals", condition, timeout), f"signals {', '.join(names)}"
 
-    async def _received(
+    async def _signals_or_default(
         self, wait: Wait, what: str, default: object, kind: object, *, one: bool = False
     ) -> object:
         try:
-            signals = await received(self._services, wait, what, kind)
+            signals = await signals_of(self._services, wait, what, kind)
         except errors.SignalTimeout:
             if default is _NO_DEFAULT:
                 raise
@@ -519,7 +521,7 @@ class BlockingSignalVerbs(BlockingVerbs[S_co]):
         """Wait for a signal without holding a worker; see `Context.wait_for_signal`."""
         verbs = self._context
         wait = verbs._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        made = verbs._received(wait, f"signal {name!r}", default, type, one=True)
+        made = verbs._signals_or_default(wait, f"signal {name!r}", default, type, one=True)
         return verbs._services.wait(made)
 
     @overload
@@ -552,4 +554,4 @@ class BlockingSignalVerbs(BlockingVerbs[S_co]):
         """Wait until all conditions are met; see `Context.wait_for`."""
         verbs = self._context
         wait, what = verbs._wait_for(conditions, timeout)
-        return verbs._services.wait(verbs._received(wait, what, default, type))
+        return verbs._services.wait(verbs._signals_or_default(wait, what, default, type))

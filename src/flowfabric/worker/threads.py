@@ -34,7 +34,7 @@ class ThreadCall(NamedTuple):
 class ThreadAnswer(NamedTuple):
     asked: ThreadCall
     made: bool
-    """Whether it was called at all."""
+    """Whether the call was made at all."""
     result: object
     error: BaseException | None
 

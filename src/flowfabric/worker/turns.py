@@ -1,4 +1,4 @@
-"""Outcomes reach a handler in the order of `core.journal`, each once it has used the one before."""
+"""Outcomes reach a handler in the order of `core.journal`, each after it has used the last one."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 # When a handler has come to rest: it has reacted to all it was given, and waits for more ---
 #
-# A handler cannot be asked. It is taken to be at rest when, for some turns of the event loop, none
-# of its tasks has begun or ended and none of its calls was made or has ended. Work outside steps,
+# A handler cannot be asked. It counts as at rest when, for some turns of the event loop, none of
+# its tasks has begun or ended and none of its calls was made or has ended. Work outside steps,
 # such as a request, leaves no such sign and counts as rest. A handler that never rests, because it
 # starts task after task, gets what it waits for anyway.
 
 QUIET_TURNS: Final = 20
 """Turns of the event loop without a sign of the handler, after which it is at rest."""
 LOOK_TURNS: Final = (3, QUIET_TURNS)
-"""When to look what its tasks wait for: also at what is over before it is at rest."""
+"""When to look at what its tasks wait for, including waits that end before it is at rest."""
 TURNS_MAX: Final = 2_000
 """Turns after which a handler that is not at rest is treated as if it were."""
 
@@ -44,11 +44,11 @@ class Rest:
         return self._quiet_turns >= QUIET_TURNS
 
     def moved(self) -> None:
-        """There was a sign of the handler."""
+        """The handler showed a sign of life."""
         self._quiet_turns = 0
 
     def watch(self) -> None:
-        """Some watcher wants to know when it is at rest."""
+        """A watcher wants to know when it is at rest."""
         if not self._watching:
             self._watching = True
             self._turns = 0
@@ -94,7 +94,7 @@ class Turns:
         if stored:
             self.order.take_in(stored)
         self.moves: Moves | None = None
-        """If something is stored, or the handler has started branches."""
+        """Made if something is stored, or the handler has started branches."""
         self.tasks = 0
         """Tasks the handler has started that have not ended."""
         self.calls = 0
@@ -114,7 +114,7 @@ class Turns:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing of the handler goes on but the call that asks."""
+        """Whether the call that asks is all that goes on in the handler."""
         return self._settled and self.tasks == 0 and self.calls <= 1
 
     def allot(self) -> int:
@@ -198,13 +198,13 @@ class Turns:
         rest.watch()
 
     def run_held(self) -> bool:
-        """Let calls run that are new for certain; whether there are any."""
+        """Let calls that are certainly new run; return whether there are any."""
         for turn in self._held:
             end_turn(turn)
         return bool(self._held)
 
     async def doubt(self) -> None:
-        """Wait until the handler is at rest, and has everything stored that it asks for."""
+        """Wait until the handler is at rest and has got every stored outcome it asks for."""
         await self._at_next_rest(self._doubtful)
 
     def is_uncertain(self) -> None:
@@ -214,7 +214,7 @@ class Turns:
             self.moves.certain = False
 
     def look(self) -> None:
-        """Look what the tasks of the handler wait for, now that it has reacted."""
+        """Look at what the handler's tasks wait for, now that it has reacted."""
         if self.moves is not None:
             self.moves.look()
 
@@ -224,7 +224,7 @@ class Turns:
         return self.moves is not None and self.moves.at_work()
 
     def at_rest(self, rest: Rest) -> bool:
-        """Give the handler what is next, if anything; returns whether there was something."""
+        """Give the handler the next outcome, if any; return whether there was one."""
         self._settled = True
         if self._closed or self._parking is None:
             return False
@@ -237,7 +237,7 @@ class Turns:
             self.order.expect_no_more()
         self._lose_patience(False)
         if not rest.reached:
-            # What it has asked for by now is a matter of chance.
+            # Chance decides what it has asked for by now.
             self.is_uncertain()
         runs = self.order.may_run and bool(self._held) and self._parking.mismatch is None
         if runs:
@@ -250,7 +250,7 @@ class Turns:
         return runs or position is not None
 
     def _wait_for_expected(self) -> None:
-        """For a moment; after that, for one more rest of the handler."""
+        """Wait a moment, and then for one more rest of the handler."""
         if self._patience is None:
             loop = asyncio.get_running_loop()
             self._patience = loop.call_later(PATIENCE_S, self._lose_patience, True)

@@ -1,13 +1,13 @@
 """The worker: claims what it has slots for, runs it, and stops without losing anything.
 
 Claims come in batches, into free slots only, plus some ahead while handlers are
-quick, so that the next are on their way while these run; what no slot comes free for
-is handed back. Of executions that the next death of a worker fails, one is begun at a time.
+quick, so that the next are on their way while these run. The worker hands back those that get
+no slot. It begins one at a time of those that the next death of a worker would fail.
 All leases of the process are renewed together. Told to stop, it claims
 no more, hands back what it has not started, lets running handlers finish for a
 while, then stops them and hands their leases back too: nothing is left to expire.
-Nothing that goes wrong with the database or a handler ends it, except that the database
-is gone for good: a file that was deleted or replaced. Nothing can be handed back then.
+No trouble with the database or a handler ends it, unless the database is gone for good, as when
+its file was deleted or replaced. Then it can hand nothing back.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class WorkerSettings:
     def with_given(
         self, lanes: LaneWeights | None, capabilities: Sequence[str], concurrency: int | None
     ) -> "WorkerSettings":
-        """The same, but for what is given."""
+        """These settings with the given values in place of their own."""
         return replace(
             self,
             lanes=lanes or self.lanes,
@@ -211,7 +211,7 @@ async def announce(
     finally:
         with suppress(FlowFabricError, TimeoutError):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                # What it has in hand it finishes, or hands back.
+                # It finishes what it has in hand, or hands it back.
                 await engine.mark_worker_dead(
                     settings.worker_instance_id,
                     namespace=namespace,
@@ -223,7 +223,7 @@ async def announce(
 async def release_blocked(
     engine: Engine, tasks: Mapping[str, Task[..., object]], namespace: str | None
 ) -> None:
-    """Let executions that other code has blocked look at the code of this worker."""
+    """Let executions that other code blocked try the code of this worker."""
     if not tasks:
         return
     try:
@@ -245,7 +245,7 @@ async def release_blocked(
 NAMED_MAX: Final = 5
 """How many running tasks are named when the worker stops."""
 OWN_IDS_S: Final = 1.0
-"""How long a stopping worker looks for the ids that users gave those."""
+"""How long a stopping worker looks up the ids that users gave those tasks."""
 IDLE_S: Final = 5.0
 """How often an idle worker looks for work that no hint has announced."""
 BACKOFF_FIRST_S: Final = 0.1
@@ -255,7 +255,7 @@ STUCK_S: Final = 1.0
 GATHER_S: Final = 0.005
 """How long a busy worker lets room gather before it asks for a few executions only."""
 UNREPORTED_PER_SLOT: Final = 4
-"""Results in hand that may wait to be reported, per slot, before claiming pauses."""
+"""How many results per slot may wait to be reported before claiming pauses."""
 
 
 class Worker:
@@ -307,7 +307,7 @@ class Worker:
         self._running: dict[RunningAttempt, None] = {}
         """Those whose handlers hold a slot, in the order they began; so they are stopped in it."""
         self._attempts: dict[RunningAttempt, None] = {}
-        """Those whose end has not been reported."""
+        """Attempts whose end has not been reported."""
         self._ready: HintListener | None = None
         """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
@@ -345,7 +345,7 @@ class Worker:
         the file was deleted or replaced, and `AccessDenied` when a server does not take its
         token, or not for this.
         """
-        # A task of its own: a cancelled claim may leave leases behind that no one knows of.
+        # In a separate task: a cancelled claim may leave behind leases that nobody knows of.
         running = asyncio.create_task(self._run())
         try:
             await asyncio.shield(running)
@@ -377,14 +377,14 @@ class Worker:
             supervisor.start()
         try:
             await self._claim_until_stopped()
-            # What is still to be claimed should not look as if this worker took it.
+            # Unclaimed work must not look as if this worker will take it.
             withdrawing = announcing.cancel()
             await self._drain()
         finally:
             if supervisor is not None:
                 await supervisor.stop()
-            # Twice would keep a worker from withdrawing its presence. To ask the task is no good:
-            # a timeout that is up cancels it as well.
+            # A second cancellation would keep a worker from withdrawing its presence. Checking the
+            # task would not help: an expired timeout cancels it too.
             if not withdrawing:
                 announcing.cancel()
             for task in background:
@@ -424,7 +424,7 @@ class Worker:
                     self._slot_freed.clear()
                     continue
                 if wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
-                    # Handlers end all the time: soon there is room for more at once.
+                    # Handlers finish constantly: wait a moment and claim a larger batch.
                     await asyncio.sleep(GATHER_S)
                     wanted = self._wanted() or wanted
                 try:
@@ -508,11 +508,14 @@ class Worker:
         return len(claimed)
 
     async def _put_aside(self, lease: HeldLease, back_in_ms: int) -> None:
-        """Let go of one that has not begun: another has its turn. Its deaths still count."""
+        """Release an execution that has not begun, because another goes first.
+
+        Deaths of its workers still count.
+        """
         back_ms = lease.store_now_ms() + back_in_ms
         delay = partial(self._engine.delay, lease.handle, back_ms, begun=False)
         try:
-            await self._reports.send(lease, delay)
+            await self._reports.call_engine(lease, delay)
         except FlowFabricError as error:
             log.log(level_of(error), "could not be put aside: %s", error, extra=lease.log_fields)
         self._heartbeat.remove(lease)
@@ -571,7 +574,7 @@ class Worker:
         self._free(attempt)
 
     async def _watch_for_lost(self) -> None:
-        """Something was cancelled or revoked: see at once whether it is ours."""
+        """Something was cancelled or revoked: check at once whether it is ours."""
         with self._engine.store.hints([LOST_TOPIC]) as hints:
             while True:
                 if await hints.wait(3_600) and self._running:
@@ -625,7 +628,7 @@ class Worker:
                 reason=reason,
             )
             try:
-                await self._reports.send(batch[0], hand_back)
+                await self._reports.call_engine(batch[0], hand_back)
             except FlowFabricError as error:
                 log.log(
                     level_of(error), "%d leases could not be handed back: %s", len(batch), error

@@ -12,10 +12,11 @@ from flowfabric.core.decisions import Changes, Place, place_of, writes_of
 from flowfabric.core.records import Execution, Record
 from flowfabric.errors import Corruption
 from flowfabric.store import mapping
-from flowfabric.store.base import Clock, Joined, Key, KnownRows, Parameter, Row, Value
+from flowfabric.store.base import Clock, Joined, Key, Parameter, Row, Value
 from flowfabric.store.postgres import statements
 from flowfabric.store.postgres.caller_connections import lost_in_transaction, tells_of_outage
 from flowfabric.store.postgres.driver import UUID, DriverRow, Fetching
+from flowfabric.store.rows import KnownRows, RowReader
 from flowfabric.store.statements import numbered, ordered
 
 R = TypeVar("R", bound=Record)
@@ -49,7 +50,7 @@ def _foreign_columns(rows: Sequence[Row]) -> list[str]:
     return foreign
 
 
-class PostgresReader:
+class PostgresReader(RowReader):
     """Row access without locks."""
 
     def __init__(self, connection: Fetching, clock: Clock | None) -> None:
@@ -71,15 +72,8 @@ class PostgresReader:
         rows = await self._connection.fetch(statements.get_text(record), *_key_arrays(record, keys))
         return _by_key(mapping.from_values(record, row) for row in rows)
 
-    async def get_one(self, record: type[R], key: Key) -> R | None:
-        return (await self.get(record, [key])).get(key)
-
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         return plain(await self._fetch(name, parameters))
-
-    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
-        rows = await self.select(name, **parameters)
-        return mapping.values_of(kind, rows, parameters.get(mapping.PARTITION_KEY))
 
     async def select_records(
         self, record: type[R], name: str, **parameters: Parameter
@@ -105,9 +99,6 @@ class PostgresReader:
         statement = numbered(name, STATEMENTS)
         values = ordered(statement, parameters, self._clock_ms)
         return await self._connection.fetch(statement.text, *values)
-
-    def _remember(self, records: Iterable[Record]) -> None:
-        """Note rows as they are in the database; only a transaction cares."""
 
     def _note_versions(self, joined: Iterable[tuple[Record, object]], now_ms: object) -> None:
         """Note the versions of rows and when they were read; only `save` without locks cares."""
@@ -137,9 +128,6 @@ class PostgresTransaction(KnownRows, PostgresReader):
             found |= await self._lock(record, list(missed))
         self.note_absent(record, [key for key in keys if key not in found])
         return found
-
-    async def lock_one(self, record: type[R], key: Key) -> R | None:
-        return (await self.lock(record, [key])).get(key)
 
     async def _lock(self, record: type[R], keys: Sequence[Key]) -> dict[Key, R]:
         rows = await self._connection.fetch(

@@ -5,7 +5,7 @@ writer's transaction holds the only write lock there is, so locking is reading.
 """
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
@@ -23,12 +23,12 @@ from flowfabric.store.base import (
     FetchedRows,
     Joined,
     Key,
-    KnownRows,
     PackedRows,
     Parameter,
     Row,
     Value,
 )
+from flowfabric.store.rows import KnownRows, RowReader
 from flowfabric.store.sqlite.connection import FileConnection, MachineClock, in_trouble
 from flowfabric.store.statements import CLOCK, Statement, named, taking
 
@@ -142,7 +142,7 @@ STATEMENTS: Final = Path(__file__).parent / "sql"
 _Bindings = Mapping[str, Value]
 
 
-class SqliteReader:
+class SqliteReader(RowReader):
     """Row access without locks."""
 
     _writes = False
@@ -168,15 +168,8 @@ class SqliteReader:
                 found[mapping.key_of(loaded)] = loaded
         return found
 
-    async def get_one(self, record: type[R], key: Key) -> R | None:
-        return (await self.get(record, [key])).get(key)
-
     async def select(self, name: str, **parameters: Parameter) -> Sequence[Row]:
         return list(self.fetch(name, parameters))
-
-    async def select_as(self, kind: type[T], name: str, **parameters: Parameter) -> list[T]:
-        rows = await self.select(name, **parameters)
-        return mapping.values_of(kind, rows, parameters.get(mapping.PARTITION_KEY))
 
     async def select_records(
         self, record: type[R], name: str, **parameters: Parameter
@@ -241,9 +234,6 @@ class SqliteReader:
             return self._clock.now_on(self._connection, writes=self._writes)
         return self._clock.now_ms()
 
-    def _remember(self, records: Iterable[Record]) -> None:
-        """Note rows as they are in the database; only a transaction cares."""
-
 
 class SqliteTransaction(KnownRows, SqliteReader):
     """Row access inside the writer's transaction."""
@@ -259,9 +249,6 @@ class SqliteTransaction(KnownRows, SqliteReader):
         self._remember(found.values())
         self.note_absent(record, [key for key in keys if key not in found])
         return found
-
-    async def lock_one(self, record: type[R], key: Key) -> R | None:
-        return (await self.lock(record, [key])).get(key)
 
     async def insert_new(self, records: Sequence[R]) -> set[Key]:
         inserted: set[Key] = set()

@@ -2,7 +2,7 @@
 -- are left out.
 select route_id
   from route
- where retain_until_ms <= :now_ms::bigint
+ where retain_until_ms <= :now_ms
  order by retain_until_ms, route_id
- limit :limit::bigint
+ limit :limit
    for update skip locked;

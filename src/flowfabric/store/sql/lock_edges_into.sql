@@ -3,4 +3,5 @@ select *
   from edge
  where partition_key = :partition_key
    and downstream_id = :downstream_id
- order by edge_id;
+ order by edge_id
+   for update;

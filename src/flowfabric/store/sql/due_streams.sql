@@ -4,4 +4,5 @@ select *
  where expires_at_ms is not null
    and expires_at_ms <= :now_ms
  order by expires_at_ms
- limit :limit;
+ limit :limit
+   for update skip locked;

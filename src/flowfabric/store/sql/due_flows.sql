@@ -4,4 +4,5 @@ select *
  where retain_until_ms is not null
    and retain_until_ms <= :before_ms
  order by retain_until_ms
- limit :limit;
+ limit :limit
+   for update skip locked;

@@ -1,6 +1,0 @@
--- Schedules with a due time that has come.
-select *
-  from schedule
- where next_due_at_ms <= :now_ms
- order by next_due_at_ms
- limit :limit;

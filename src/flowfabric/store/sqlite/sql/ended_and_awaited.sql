@@ -1,6 +1,0 @@
--- Executions that have ended and that others wait for, longest ended first.
-select partition_key, execution_id
-  from ending
- where awaited
- order by completed_at_ms
- limit :limit;
