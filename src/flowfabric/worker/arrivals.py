@@ -49,7 +49,7 @@ class Arrivals:
         return self._taken
 
     def added(self, callback: object) -> None:
-        """Its task has added this to a branch; with several, it takes the first that ends."""
+        """Its task added this to a branch; with several branches, it takes the first to end."""
         if _takes_first(callback):
             if callback == self._added:
                 self._taken |= _is_own(reversed([*_running_here()]))
@@ -70,12 +70,12 @@ def waits_at_queue(running: object) -> bool:
     inner = awaited_in(running)
     if not inner or not is_from(inner[-1], queues.__file__, "get"):
         return False
-    # At a queue of its own, `as_completed` waits for branches.
+    # `as_completed` waits for branches at a queue of its own.
     return len(inner) == 1 or not is_from(inner[-2], tasks.__file__, "_wait_for_one")
 
 
 def _takes_first(callback: object) -> bool:
-    """Whether asyncio adds this to tasks to go on with the first that ends, or after a time."""
+    """Whether asyncio adds this callback to continue with the first task that ends, or in time."""
     if getattr(callback, "__module__", None) != tasks.__name__:
         return False
     name: object = getattr(callback, "__qualname__", None)

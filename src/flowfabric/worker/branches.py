@@ -316,7 +316,7 @@ class Line:
         return False
 
     def _arrives(self) -> bool:
-        """Whether code continues here as results arrive from branches that work outside calls."""
+        """Whether code goes on here as results arrive of branches that work outside of calls."""
         found = self.journal.works_outside and bool(self.arrivals)
         if found:
             self.journal.is_uncertain()
