@@ -184,6 +184,29 @@ async def test_a_handler_that_ignores_its_cancellation_loses_its_slot_not_the_wo
     assert "ignores its cancellation" in caplog.text
 
 
+@pytest.mark.parametrize("moment_s", [None, 0.01])
+async def test_a_handler_that_catches_everything_goes_on_elsewhere_when_its_wait_is_over(
+    app: App, caplog: pytest.LogCaptureFixture, moment_s: float | None
+) -> None:
+    """Also one that never lets others run in between."""
+
+    @app.task
+    async def stubborn(ctx: Context) -> object:
+        while True:
+            try:
+                return (await ctx.wait_for_signal("go")).payload
+            except BaseException:
+                if moment_s is not None:
+                    await asyncio.sleep(moment_s)
+
+    async with working(app, concurrency=1, cancel_grace="100ms"):
+        run = await app.submit(stubborn)
+        assert await works(app)
+        await run.signal("go", "on")
+        assert await run.result(timeout="20s") == "on"
+    assert "ignores its cancellation" in caplog.text
+
+
 async def test_a_handler_that_blocks_the_loop_past_its_lease_keeps_it(app: App) -> None:
     if app.url == "sqlite:///:memory:":
         # In memory nobody else could take the lease; there the heartbeat shares the loop.

@@ -9,6 +9,7 @@ assumed to be unknown.
 import asyncio
 import gc
 import inspect
+import threading
 import weakref
 from asyncio import locks, queues, taskgroups, tasks
 from collections.abc import Callable, Container, Coroutine, Generator, Iterable
@@ -167,6 +168,26 @@ def is_from(coroutine: "CoroutineType[object, object, object]", filename: str, *
 
 def _local(coroutine: "CoroutineType[object, object, object]", name: str) -> object:
     return None if coroutine.cr_frame is None else coroutine.cr_frame.f_locals.get(name)
+
+
+# Tasks that cannot be ended ---------------------------------------------------
+
+
+def keep_from_ending(task: "asyncio.Task[None]") -> None:
+    """Let the program end without a task whose code catches whatever is to end it.
+
+    `asyncio.run` would wait for it. If it were destroyed, its code would catch that, too, and then
+    continue where no event loop can interrupt it. What is on the stack of a daemon thread is not
+    destroyed, even as the process ends.
+    """
+    asyncio._unregister_task(task)
+    ended = threading.Event()
+    task.add_done_callback(lambda _: ended.set())
+    threading.Thread(target=_hold, args=(task, ended), name="flowfabric-held", daemon=True).start()
+
+
+def _hold(task: "asyncio.Task[None]", ended: threading.Event) -> None:
+    ended.wait()
 
 
 # What a task is doing --------------------------------------------------------

@@ -37,6 +37,7 @@ from flowfabric.logs import open_log
 from flowfabric.outages import OUTAGES, level_of, outage_behind, statements_within
 from flowfabric.task import Arguments, Bound, Task
 from flowfabric.worker import failures
+from flowfabric.worker.asyncio_tasks import keep_from_ending
 from flowfabric.worker.blame import blamed
 from flowfabric.worker.context import Context
 from flowfabric.worker.leases import ENDED, HeldLease, fenced
@@ -173,6 +174,8 @@ class RunningAttempt:
         self._begun = False
         self._handler_ended = False
         self._abandoned = False
+        self._is_ignored = False
+        """Whether what became of it is reported although its handler is still running."""
         self._went_on = False
         """Whether the handler completed, or will continue later, whatever failed in it."""
 
@@ -216,6 +219,31 @@ class RunningAttempt:
         assert self._running is not None
         self._running.cancel(reason)
 
+    def continue_without_handler(self) -> None:
+        """Report what becomes of the execution although the handler ignores that it was stopped.
+
+        Whatever it does from now on, none of its verbs returns.
+        """
+        assert self._running is not None, "it was started"
+        keep_from_ending(self._running)
+        if self._services is not None:
+            self._services.is_ignored = True
+        if self.stopping is not Stop.LOST:
+            self._is_ignored = True
+            self._running = self._task_of(self._run_without_handler())
+
+    async def _run_without_handler(self) -> None:
+        try:
+            report: Completion | ReportCall | None = self._report_of_stop()
+            if self._services is not None:
+                report = await self._settle(self._services, report)
+            if report is not None:
+                assert not isinstance(report, Completion), "it did not return"
+                await self._report_or_log(report)
+        finally:
+            self.lease.lose("its handler ignores that it was stopped")
+            self._end()
+
     # Running
 
     async def _run(self) -> None:
@@ -223,6 +251,8 @@ class RunningAttempt:
         result: Completion | None = None
         try:
             report = await self._run_handler()
+            if self._is_ignored:
+                return
             if self._services is not None:
                 report = await self._settle(self._services, report)
             if isinstance(report, Completion):
@@ -232,7 +262,9 @@ class RunningAttempt:
             elif self.lease.lost == ENDED and not self._abandoned:
                 await self._hand_back_late()
         finally:
-            if result is None:
+            if self._is_ignored:
+                self._let_go()
+            elif result is None:
                 self._end()
             else:
                 # The answer comes with those of other attempts, after this task has ended.
@@ -253,7 +285,7 @@ class RunningAttempt:
         try:
             return await self._outcome()
         except Exception as error:
-            return self._own_failure(error)
+            return None if self._is_ignored else self._own_failure(error)
         finally:
             self._handler_ended = True
             if self._timer is not None:
@@ -481,6 +513,9 @@ class RunningAttempt:
     # How it ended
 
     def _after_stop(self) -> ReportCall | None:
+        return None if self._is_ignored else self._report_of_stop()
+
+    def _report_of_stop(self) -> ReportCall | None:
         engine, handle = self._shared.engine, self.lease.handle
         match self.stopping:
             case Stop.TIMEOUT:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from types import CoroutineType
-from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Concatenate, Final, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -167,6 +167,8 @@ class Services:
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.pause = shared.pause
         self.stopped: str | None = None
+        self.is_ignored = False
+        """Whether it continues although it was stopped long ago; no verb returns to it any more."""
         self.waitpoints_made = 0
         """By this run of the handler, which makes each one again; some may be closed by now."""
         self.promises = Promises()
@@ -188,6 +190,15 @@ class Services:
         if self.stopped is not None:
             raise asyncio.CancelledError(self.stopped)
         check_outside(self.lease)
+
+    async def stop_again(self, verb: Coroutine[object, object, T]) -> T:
+        """Run a verb, which refuses, for a handler that continues although it was stopped."""
+        # One that calls verbs in a loop must not keep everything else from running.
+        await asyncio.sleep(0)
+        if self.is_ignored:
+            verb.close()
+            await self._loop.create_future()
+        return await verb
 
     def stop(self, reason: str) -> None:
         """Stop the handler: whatever its thread waits for ends at once."""
@@ -414,6 +425,10 @@ class BlockingVerbs(Twin[V_co]):
         return self._context._services.wait(method(self._context))
 
 
+STOPPED: Final = (asyncio.CancelledError, RuntimeError)
+"""What the journal raises, before anything is awaited, for a handler that was told to stop."""
+
+
 def on_loop(
     verb: Callable[Concatenate[V, P], Coroutine[object, object, T]],
 ) -> Callable[Concatenate[V, P], Coroutine[object, object, T]]:
@@ -422,19 +437,33 @@ def on_loop(
 
     @wraps(verb)
     def checked(self: V, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[object, object, T]:
-        check_awaitable(self, verb.__name__)
-        return promised(self, verb.__name__, args, verb(self, *args, **kwargs))
+        return called(self, verb.__name__, args, partial(verb, self, *args, **kwargs))
 
     return checked
 
 
-def promised(
-    verbs: Verbs, name: str, args: Sequence[object], made: Coroutine[object, object, T]
+def called(
+    verbs: Verbs,
+    name: str,
+    args: Sequence[object],
+    verb: Callable[[], Coroutine[object, object, T]],
 ) -> Coroutine[object, object, T]:
-    """Remember what a verb returns: the handler has to await it."""
+    """Call a verb, and remember what it returns: the handler has to await it."""
+    check_awaitable(verbs, name)
+    services = verbs._services
+    try:
+        made = verb()
+    except STOPPED as error:
+        made = _failing(error)
+    if services.stopped is not None:
+        made = services.stop_again(made)
     if not verbs._waits:
-        verbs._services.promises.add(_shown(name, args), made)
+        services.promises.add(_shown(name, args), made)
     return made
+
+
+async def _failing(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _shown(verb: str, args: Sequence[object]) -> str:

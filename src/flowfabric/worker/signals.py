@@ -46,9 +46,8 @@ from flowfabric.worker.services import (
     BlockingVerbs,
     Services,
     Verbs,
-    check_awaitable,
+    called,
     on_loop,
-    promised,
 )
 
 log = open_log(__name__)
@@ -399,10 +398,12 @@ class SignalVerbs(Verbs):
         on. If the signal does not arrive in time, this returns `default` if given, and raises
         `SignalTimeout` otherwise.
         """
-        check_awaitable(self, "wait_for_signal")
-        wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
-        made = self._signals_or_default(wait, f"signal {name!r}", default, type, one=True)
-        return promised(self, "wait_for_signal", (name,), made)
+
+        def begin() -> Coroutine[object, object, object]:
+            wait = self._wait(f"signal {check_name(name)}", condition_of(name), timeout)
+            return self._signals_or_default(wait, f"signal {name!r}", default, type, one=True)
+
+        return called(self, "wait_for_signal", (name,), begin)
 
     @overload
     def wait_for(
@@ -436,11 +437,12 @@ class SignalVerbs(Verbs):
         Returns the signals that counted, in the order the conditions name them; signals of one
         name in the order they arrived.
         """
-        check_awaitable(self, "wait_for")
-        wait, what = self._wait_for(conditions, timeout)
-        return promised(
-            self, "wait_for", conditions, self._signals_or_default(wait, what, default, type)
-        )
+
+        def begin() -> Coroutine[object, object, object]:
+            wait, what = self._wait_for(conditions, timeout)
+            return self._signals_or_default(wait, what, default, type)
+
+        return called(self, "wait_for", conditions, begin)
 
     @on_loop
     def waitpoint(

@@ -571,6 +571,7 @@ class Worker:
             extra=attempt.lease.log_fields,
         )
         self._suspects.let_go(attempt.lease)
+        attempt.continue_without_handler()
         self._free(attempt)
 
     async def _watch_for_lost(self) -> None:
