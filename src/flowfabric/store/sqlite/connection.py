@@ -180,12 +180,19 @@ class Given:
         return values[position] if values else None
 
 
+def _nothing() -> None:
+    pass
+
+
 class FileConnection(sqlite3.Connection):
     """A connection of ours, with what our statements need."""
 
     given: Given
+    before_step: Callable[[], None] = staticmethod(_nothing)
+    """Called before a long step, during which other threads have Python for themselves."""
 
     def run(self, program: Program, values: Sequence[str | int | float | bytes | None]) -> None:
+        self.before_step()
         self.execute(program.call, values)
 
 
