@@ -23,8 +23,8 @@ from flowfabric.store.postgres.driver import Connection
 from flowfabric.store.postgres.pool import SEARCH_PATH, Connections
 from flowfabric.store.postgres.statements import EVENTS_PER_ROW
 from flowfabric.store.postgres.transaction import STATEMENTS as POSTGRES_STATEMENTS
+from flowfabric.store.sqlite.connection import STATEMENTS as SQLITE_STATEMENTS
 from flowfabric.store.sqlite.connection import connect as connect_sqlite
-from flowfabric.store.sqlite.transaction import STATEMENTS as SQLITE_STATEMENTS
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 from flowfabric.store.statements import named, numbered
 from flowfabric.testing import SettableClock

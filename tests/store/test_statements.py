@@ -1,11 +1,16 @@
 """Statement files: which parameters they take, and how each database sees them."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from flowfabric.store.base import Store
-from flowfabric.store.statements import named, numbered, ordered, taking
+from flowfabric.store.sqlite.connection import PROGRAMS, STATEMENTS
+from flowfabric.store.statements import named, numbered, ordered, program, taking
+
+SHARED = STATEMENTS.parents[1] / "sql"
 
 TEXT = """
 -- a comment with :not_this
@@ -94,6 +99,38 @@ def test_names_of_parameters_have_numbers_too(tmp_path: Path) -> None:
 def test_missing_and_extra_parameters_are_refused(folder: Path, given: dict[str, int]) -> None:
     with pytest.raises(TypeError, match="sample takes"):
         ordered(numbered("sample", folder), given, lambda: None)
+
+
+def test_statements_run_in_one_step_as_the_trigger_of_a_view(tmp_path: Path) -> None:
+    (tmp_path / "rows.sql").write_text(
+        "delete from a;\n-- and\n-- :no, new\ninsert into a select given('names', 0), :limit;\n"
+        "-- next\nselect :x"
+    )
+    made = program("rows", tmp_path)
+    assert made is not None
+    assert (made.parameters, made.lists) == (("limit", "x"), ("names",))
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.create_function("given", 2, lambda name, place: f"{name} {place}")
+        connection.execute("create table a (name, size)")
+        for part in made.creation:
+            connection.execute(part)
+        connection.execute(made.call, (1, None, True, None))
+        one_by_one = connection.execute("select * from a").fetchall()
+        connection.execute(made.call, (2, None, False, "same"))
+        assert (one_by_one, connection.execute("select * from a").fetchall()) == (
+            [("names 0", 1)],
+            [("same", 2)],
+        )
+
+
+def test_statements_that_nothing_joins_are_no_program(folder: Path) -> None:
+    assert program("steps", folder) is None
+
+
+def test_programs_are_all_made() -> None:
+    joined = {path.stem for path in STATEMENTS.glob("*.sql") if program(path.stem, STATEMENTS)}
+    shared = {path.stem for path in SHARED.glob("*.sql") if program(path.stem, STATEMENTS)}
+    assert joined | shared == set(PROGRAMS)
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:

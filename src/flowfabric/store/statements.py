@@ -10,6 +10,8 @@ processes that look after some of them only.
 A last line `for update`, with or without `skip locked`, is left out on SQLite, where a transaction
 that writes is alone.
 
+Lines `-- and` are between statements that SQLite runs in one step; see `program`.
+
 A line `-- claim_ready without limits` stands for the text of another statement, but for what
 is there between the lines `-- limits` and `-- end of limits`.
 """
@@ -43,7 +45,8 @@ WITHIN: Final = """   and (cast(:namespace as text) is null
 _WITHIN: Final = re.compile(r"^-- within (\w+)$", re.MULTILINE)
 _WITHOUT: Final = re.compile(r"^-- (\w+) without (\w+)$", re.MULTILINE)
 _SHARED: Final = Path(__file__).parent / "sql"
-_NEXT: Final = re.compile(r"^-- next(, if any)?\s*$", re.MULTILINE)
+_NEXT: Final = re.compile(r"^-- (?:next(, if any)?|and)\s*$", re.MULTILINE)
+_AND: Final = re.compile(r"^-- and\s*$", re.MULTILINE)
 _GIVEN: Final = re.compile(r"\bgiven\('(\w+)', [\w.]+\)")
 _LOCKING: Final = re.compile(r"\bfor\s+(no\s+key\s+)?update\b")
 _LOCK_LINE: Final = re.compile(r"^\s*for update( skip locked)?;?\s*\Z", re.MULTILINE)
@@ -153,6 +156,50 @@ def named(name: str, folder: Path, same: frozenset[str] = frozenset()) -> tuple[
         for mark, part in zip(rest[::2], rest[1::2], strict=True)
     ]
     return (_named(name, first), *others)
+
+
+class Program(NamedTuple):
+    """Statements that SQLite runs in one step, as the trigger of a view that is written to."""
+
+    creation: tuple[str, ...]
+    call: str
+    """The statement that runs them."""
+    parameters: tuple[str, ...]
+    lists: tuple[str, ...]
+    """For each of these it takes two values more: whether it is to ask for them one by one, or
+    else the one value throughout."""
+
+
+@lru_cache(maxsize=64)
+def program(name: str, folder: Path) -> Program | None:
+    """All statements of a file but the last, if lines `-- and` are between them.
+
+    Between two steps a thread needs Python, and waits for another that has it. One long step takes
+    place beside what the other does.
+    """
+    together, *_ = re.split(r"^-- next\s*$", load(name, folder), maxsplit=1, flags=re.MULTILINE)
+    if not _AND.search(together):
+        return None
+    wanted = taking(name, folder)
+    lists = tuple(sorted(wanted.lists))
+    columns = [*wanted.parameters, *(f"{kind} {each}" for each in lists for kind in ("ask", "all"))]
+
+    def place(token: re.Match[str]) -> str:
+        return f'new."{token["name"]}"' if token["name"] else token[0]
+
+    body = _GIVEN.sub(r"""case when new."ask \1" then \g<0> else new."all \1" end""", together)
+    view = f'"run {name}"'
+    nothing = ", ".join(f'null as "{column}"' for column in columns)
+    return Program(
+        creation=(
+            f"create temp view {view} as select {nothing}",
+            f"create temp trigger {view} instead of insert on {view} begin"
+            f" {_TOKEN.sub(place, body)} end",
+        ),
+        call=f"insert into {view} values ({', '.join('?' * len(columns))})",
+        parameters=wanted.parameters,
+        lists=lists,
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -19,8 +19,13 @@ from flowfabric.store.base import Body, Reader, Row, Transaction
 from flowfabric.store.sqlite import writer
 from flowfabric.store.sqlite.connection import FileIdentity, MachineClock, connect
 from flowfabric.store.sqlite.store import SqliteStore, apply_pending
-from flowfabric.store.sqlite.writer import MUCH_TO_READ, Committer, RowsUnit, WriterJob
+from flowfabric.store.sqlite.writer import MUCH_TO_READ, Committer, RowsUnit, Unit, WriterJob
 from tests.store.records import a_lane, change_sqlite, save, start_python
+
+NOTHING: tuple[str, ...] = ()
+NOTHING_TO_COMPLETE = dict.fromkeys(
+    ("lease_ids", "partition_keys", "execution_ids", "results", "result_encodings"), NOTHING
+)
 
 
 @pytest.fixture
@@ -132,6 +137,48 @@ async def test_rows_can_be_read_before_they_are_committed(committer: Committer, 
     unit.settle()
     assert (await future, seen) == (MUCH_TO_READ + 1, [[]]), "with the lane of the deployment"
     assert len(lanes_in(path)) == MUCH_TO_READ
+
+
+async def test_much_to_read_ends_a_group(committer: Committer, path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    reading = RowsUnit(write_and_find, len, loop.create_future())
+    before, after = (Unit(inserts(name), loop.create_future()) for name in ("before", "after"))
+    waiting: Iterator[WriterJob] = iter([reading, after])
+    done: list[object] = [*committer.run(before, waiting)]
+    assert done == [before, reading]
+    assert list(waiting) == [after]
+    assert {"before", "0"} < set(lanes_in(path))
+
+
+async def test_news_is_told_as_a_long_step_begins(committer: Committer) -> None:
+    told: list[str] = []
+
+    async def body(transaction: Transaction) -> None:
+        told.append("short")
+        await transaction.select("list_lanes", after="", limit=1)
+        told.append("long")
+        await transaction.select("complete_leased", **NOTHING_TO_COMPLETE)
+        told.append("done")
+
+    committer.connection.before_step = lambda: told.append("news")
+    unit = Unit(body, asyncio.get_running_loop().create_future())
+    committer.run(unit)
+    assert (told, unit.failure) == (["short", "long", "news", "done"], None)
+
+
+async def test_news_is_told_after_one_unit_at_the_latest(committer: Committer) -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    async def body(transaction: Transaction) -> None:
+        loop.call_soon(told.append, "second")
+
+    committer.news.loop = loop
+    committer.news.add(lambda: told.append("news"))
+    units = [Unit(each, loop.create_future()) for each in (inserts("a"), body)]
+    committer.run(units[0], units[1:])
+    await asyncio.sleep(0)
+    assert told == ["news", "second"]
 
 
 async def test_what_was_read_of_a_commit_that_fails_is_not_told(

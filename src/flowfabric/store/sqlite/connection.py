@@ -12,6 +12,7 @@ from flowfabric import errors
 from flowfabric.core.clock import Anchor, decide_anchor
 from flowfabric.core.ids import UUID_BYTES, uuid_text
 from flowfabric.store.base import UniqueViolation
+from flowfabric.store.statements import Program, program
 
 # What SQLite's errors mean to us --------------------------------------------
 
@@ -117,6 +118,10 @@ BUSY_TIMEOUT_MS: Final = 30_000
 CACHE_KIB: Final = 64 * 1024
 CHECKPOINT_PAGES: Final = 4096
 """How much is logged before it goes to its places; what changes often goes there once."""
+STATEMENTS: Final = Path(__file__).parent / "sql"
+PROGRAMS: Final = ("claim_free", "claim_ready", "complete_leased")
+"""Files of statements that run in one step. Each connection has them from the start: what is
+created in a transaction is gone if that is rolled back."""
 STATEMENTS_CACHED: Final = 512
 MEMORY: Final = ":memory:"
 
@@ -128,6 +133,10 @@ create temp table claiming (
     attempt_type default 'initial', reason
 )"""
 """Which rows a claim has chosen; see `claim_ready.sql`."""
+_CLAIMING_AGAIN: Final = (
+    "create index temp.claiming_again on claiming (execution_rowid) where again"
+)
+"""The few of them that somebody has had before: where there are none, none are looked at."""
 
 _CREATING: Final = """
 create temp table creating (
@@ -171,10 +180,20 @@ class Given:
         return values[position] if values else None
 
 
+def _nothing() -> None:
+    pass
+
+
 class FileConnection(sqlite3.Connection):
     """A connection of ours, with what our statements need."""
 
     given: Given
+    before_step: Callable[[], None] = staticmethod(_nothing)
+    """Called before a long step, during which other threads have Python for themselves."""
+
+    def run(self, program: Program, values: Sequence[str | int | float | bytes | None]) -> None:
+        self.before_step()
+        self.execute(program.call, values)
 
 
 def connect(
@@ -224,8 +243,21 @@ def _prepare(connection: FileConnection, path: str, synchronous: Synchronous) ->
     connection.create_function("uuid_head", 1, _uuid_head, deterministic=True)
     connection.given = Given()
     connection.create_function("given", 2, connection.given.value)
-    for scratch in (_CREATING, _CLAIMING, _COMPLETING, _RENEWING, _TRIMMING, _DOOMED):
+    for scratch in (
+        _CREATING,
+        _CLAIMING,
+        _CLAIMING_AGAIN,
+        _COMPLETING,
+        _RENEWING,
+        _TRIMMING,
+        _DOOMED,
+    ):
         connection.execute(scratch)
+    for name in PROGRAMS:
+        made = program(name, STATEMENTS)
+        assert made is not None, f"{name} is no program"
+        for part in made.creation:
+            connection.execute(part)
 
 
 def data_version(connection: sqlite3.Connection) -> int:

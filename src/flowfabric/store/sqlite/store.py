@@ -30,6 +30,7 @@ from flowfabric.store.sqlite.caller_connections import joined, on_its_thread
 from flowfabric.store.sqlite.connection import (
     BUSY_TIMEOUT_MS,
     MEMORY,
+    FileConnection,
     FileIdentity,
     MachineClock,
     Synchronous,
@@ -201,7 +202,7 @@ class SqliteStore(HintingStore):
         self._writer: Writer | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._idle: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[FileConnection] = queue.SimpleQueue()
 
     async def open(self) -> None:
         """Open the file, create or migrate it, and start the threads."""
@@ -357,14 +358,12 @@ class SqliteStore(HintingStore):
             raise Unavailable("store", "it is not open")
         return self._writer
 
-    def _connect(
-        self, check: Callable[[sqlite3.Connection], None] | None = None
-    ) -> sqlite3.Connection:
+    def _connect(self, check: Callable[[sqlite3.Connection], None] | None = None) -> FileConnection:
         return connect(
             self._path, self._synchronous, busy_timeout_ms=self._busy_timeout_ms, check=check
         )
 
-    def _connect_watched(self) -> tuple[sqlite3.Connection, int]:
+    def _connect_watched(self) -> tuple[FileConnection, int]:
         """Listeners hear of everything that is committed once we are open."""
         with self._opening():
             creates = self._set_up or self._path == MEMORY
@@ -375,7 +374,7 @@ class SqliteStore(HintingStore):
                 connection.close()
                 raise
 
-    def _migrate(self) -> tuple[sqlite3.Connection, Sequence[str]]:
+    def _migrate(self) -> tuple[FileConnection, Sequence[str]]:
         with self._opening():
             connection = self._connect()
             try:
@@ -410,7 +409,7 @@ class SqliteStore(HintingStore):
         """Another file may have taken the place of ours just before."""
         self._identity.check()
 
-    def _reader(self) -> sqlite3.Connection:
+    def _reader(self) -> FileConnection:
         try:
             return self._idle.get_nowait()
         except queue.Empty:

@@ -5,9 +5,8 @@ writer's transaction holds the only write lock there is, so locking is reading.
 """
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
 
 import msgspec
@@ -29,8 +28,13 @@ from flowfabric.store.base import (
     Value,
 )
 from flowfabric.store.rows import KnownRows, RowReader
-from flowfabric.store.sqlite.connection import FileConnection, MachineClock, in_trouble
-from flowfabric.store.statements import CLOCK, Statement, named, taking
+from flowfabric.store.sqlite.connection import (
+    STATEMENTS,
+    FileConnection,
+    MachineClock,
+    in_trouble,
+)
+from flowfabric.store.statements import CLOCK, Program, Statement, named, program, taking
 
 # Statements that follow from a record type, for one row at a time -----------
 
@@ -137,8 +141,6 @@ ROWS: Final = "rows"
 SAME_MIN: Final = 10
 """How long a list is at least whose values are looked through for whether they are the same."""
 
-STATEMENTS: Final = Path(__file__).parent / "sql"
-
 _Bindings = Mapping[str, Value]
 
 
@@ -193,18 +195,33 @@ class SqliteReader(RowReader):
     def fetch(self, name: str, parameters: Mapping[str, Parameter]) -> FetchedRows:
         """The rows of the last statement of a file."""
         same = _same(taking(name, STATEMENTS), parameters)
-        *others, last = named(name, STATEMENTS, frozenset(same))
         bindings = {**self._bind(name, parameters), **same}
-        wrote = False
-        for statement in others:
-            if wrote or not statement.if_any:
-                cursor = self._execute(statement, bindings)
-                wrote = wrote if statement.if_any else cursor.rowcount > 0
+        together = program(name, STATEMENTS)
+        if together is not None:
+            last = named(name, STATEMENTS)[-1]
+            self._run(together, bindings, same)
+        else:
+            *others, last = named(name, STATEMENTS, frozenset(same))
+            self._execute_all(others, bindings)
         cursor = self._execute(last, bindings)
         columns = [column[0] for column in cursor.description or ()]
         rows: list[tuple[Value, ...]] = cursor.fetchall()
         packed = rows and " " in columns[-1]
         return PackedRows(columns, rows) if packed else FetchedRows(columns, rows)
+
+    def _run(self, together: Program, bindings: _Bindings, same: _Bindings) -> None:
+        assert isinstance(self._connection, FileConnection), "programs belong to our connections"
+        values = [bindings[name] for name in together.parameters]
+        for name in together.lists:
+            values += (name not in same, same.get(name))
+        self._connection.run(together, values)
+
+    def _execute_all(self, statements: Iterable[Statement], bindings: _Bindings) -> None:
+        wrote = False
+        for statement in statements:
+            if wrote or not statement.if_any:
+                cursor = self._execute(statement, bindings)
+                wrote = wrote if statement.if_any else cursor.rowcount > 0
 
     def _execute(self, statement: Statement, bindings: _Bindings) -> sqlite3.Cursor:
         values = tuple(map(bindings.__getitem__, statement.parameters))

@@ -11,13 +11,20 @@ import queue
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from flowfabric.errors import DatabaseGone, FileLocked
 from flowfabric.outages import OUTAGES, OutageWatch
 from flowfabric.store.base import Clock, Row, drive
-from flowfabric.store.sqlite.connection import FileIdentity, data_version, translate
+from flowfabric.store.sqlite.connection import (
+    FileConnection,
+    FileIdentity,
+    data_version,
+    translate,
+)
 from flowfabric.store.sqlite.transaction import SqliteTransaction
 
 T = TypeVar("T")
@@ -29,6 +36,8 @@ GROUP_MAX: Final = 64
 """How many units of work are committed together at most."""
 LOCKED_S: Final = 3.0
 """How long another process may keep the file locked before that is logged."""
+AT_ONCE_S: Final = 0.001
+"""How long a transaction takes to begin at most if no other process keeps the file locked."""
 MUCH_TO_READ: Final = 10
 """How many rows are worth waking the event loop for before they are committed."""
 LOCKED: Final = "another process keeps the file locked"
@@ -146,12 +155,38 @@ class Probe(Job[int]):
             self.failure = error
 
 
+class News:
+    """Calls for the event loop to make, told together; the writer's thread alone adds them.
+
+    Once it is told, the event loop needs Python for a while, for which this thread would have to
+    wait between any two statements. So it is told as a long step of SQLite begins, or when there
+    is nothing else to do.
+    """
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._calls: deque[Callable[[], None]] = deque()
+
+    def add(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+
+    def tell(self) -> None:
+        if self._calls:
+            assert self.loop is not None, "only a thread has anything to tell"
+            self.loop.call_soon_threadsafe(self.make)
+
+    def make(self) -> None:
+        """Make the calls, on the event loop."""
+        while self._calls:
+            self._calls.popleft()()
+
+
 class Committer:
     """Runs work in transactions on the one connection that writes."""
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: FileConnection,
         clock: Clock,
         identity: FileIdentity,
         *,
@@ -161,6 +196,9 @@ class Committer:
         self.clock = clock
         self._identity = identity
         self._on_disk = on_disk
+        self._begin_waits = False
+        self.news = News()
+        connection.before_step = self.news.tell
         self.waiting_since_s: float | None = None
         """Since when another process keeps the file locked, by the monotonic clock, if one does."""
 
@@ -170,31 +208,41 @@ class Committer:
         others: Iterable[WriterJob] = (),
         before_commit: Callable[[list[WriterJob]], None] | None = None,
     ) -> list[WriterJob]:
-        """Run and commit together `first` and what `others` yields; return all, done or failed."""
-        group = [first]
+        """Run and commit together `first` and what `others` yields; return all, done or failed.
+
+        Much to read ends a group: what waits behind it is run while the event loop reads it.
+        """
+        group, waiting = [first], iter(others)
         try:
             self._begin()
             self._run_first(first)
-            for work in others:
+            self.news.tell()
+            while not group[-1].has_much_to_read and (work := next(waiting, None)) is not None:
                 group.append(work)
                 self._run_next(work)
-            if before_commit is not None:
-                before_commit(group)
-            self._commit(group)
+            self._commit(group, before_commit)
         except (sqlite3.Error, DatabaseGone) as error:
             self._give_up(group, error)
         return group
 
     def _begin(self) -> None:
-        self.waiting_since_s = time.monotonic()
+        if self._begin_waits:
+            # Other processes write as well, and may do so for long: nobody has to wait for them.
+            self.news.tell()
+        self.waiting_since_s = since_s = time.monotonic()
         try:
             self.connection.execute("begin immediate")
         finally:
             self.waiting_since_s = None
+            self._begin_waits = time.monotonic() - since_s > AT_ONCE_S
 
-    def _commit(self, group: list[WriterJob]) -> None:
+    def _commit(
+        self, group: list[WriterJob], before_commit: Callable[[list[WriterJob]], None] | None
+    ) -> None:
         """Refused means not stored: a file that is gone is noticed before it is written to."""
         before = self._identity.check()
+        if before_commit is not None:
+            before_commit(group)
         self.connection.execute("commit")
         after = self._identity.check()
         wrote = not self._on_disk or after != before
@@ -263,6 +311,8 @@ class Writer:
         self._look: asyncio.TimerHandle | None = None
         self._is_locked = False
         """Whether it was logged that another process keeps the file locked."""
+        self._news = committer.news
+        self._news.loop = loop
         if threaded:
             self._thread = threading.Thread(target=self._run, name="flowfabric-sqlite", daemon=True)
             self._thread.start()
@@ -314,6 +364,7 @@ class Writer:
             return
         left_s = since_s + LOCKED_S - time.monotonic()
         if left_s <= 0:
+            self._news.make()
             self._is_locked = True
             OUTAGES.failed(self._named, FileLocked(LOCKED), since_s, writing=True)
         self._look = self._loop.call_later(left_s if left_s > 0 else LOCKED_S, self._look_for_lock)
@@ -325,13 +376,17 @@ class Writer:
                 done: list[WriterJob] = [work]
             else:
                 done = self._committer.run(work, self._queued(), self._prepare_early)
-            self._loop.call_soon_threadsafe(self._settle, done)
+            self._news.add(partial(self._settle, done))
+            if self._queue.empty():
+                self._news.tell()
+        self._news.tell()
 
     def _prepare_early(self, group: list[WriterJob]) -> None:
-        """Have the event loop read rows while this thread waits for the disk."""
+        """Have the event loop read rows while this thread writes them and waits for the disk."""
         for work in group:
             if work.failure is None and work.has_much_to_read:
-                self._loop.call_soon_threadsafe(work.prepare)
+                self._news.add(work.prepare)
+        self._news.tell()
 
     def _queued(self) -> Iterator[WriterJob]:
         """What has queued up meanwhile, up to a limit."""

@@ -11,9 +11,9 @@
 -- The id of a lease, and of an attempt that begins with it, is the first of `uuids` up to its last
 -- part, which is the number of the row: no other claim has the former, no other row the latter.
 -- The number is decimal, so that statements find the row by it; see `complete_leased.sql`.
-delete from temp.claiming;
--- next
-insert into temp.claiming (execution_rowid, again)
+delete from claiming;
+-- and
+insert into claiming (execution_rowid, again)
 select best.execution_rowid, best.again
   from (
     select e.execution_rowid, e.lease_epoch > 0 as again
@@ -56,9 +56,9 @@ select best.execution_rowid, best.again
      order by e.priority desc, e.created_at_ms, e.execution_id
      limit :limit) as best;
 -- limits
--- next
+-- and
 -- Of routes under limits, what fits into what `core.gates.allot` has given each of them.
-insert into temp.claiming (execution_rowid, again)
+insert into claiming (execution_rowid, again)
 select e.execution_rowid, e.lease_epoch > 0
   from json_each(:allowed) as given
  cross join route on route.route_id = given.value ->> 'route_id'
@@ -106,9 +106,9 @@ select e.execution_rowid, e.lease_epoch > 0
          where resumes or starting <= given.value ->> 'starts')
      where place <= given.value ->> 'slots');
 -- end of limits
--- next
+-- and
 -- Nearly all begin their first attempt, which is what a row of `claiming` says unless it is told.
-insert or replace into temp.claiming (
+insert or replace into claiming (
     place, execution_rowid, again, kind, attempt_type, reason)
 select c.place, c.execution_rowid, c.again,
        case when e.lifecycle_phase = 'active' then 'reclaimed'
@@ -133,7 +133,7 @@ select c.place, c.execution_rowid, c.again,
   from temp.claiming as c
  cross join live as e on e.execution_rowid = c.execution_rowid
  where c.again;
--- next, if any
+-- and
 -- All but the first attempt under its first lease, which follows from the execution.
 insert into attempt (
     partition_key, execution_id, attempt_index, attempt_id, attempt_type, attempt_state,
@@ -141,8 +141,8 @@ insert into attempt (
     retry_reason, previous_attempt_index, replay_reason, replay_requested_by,
     replayed_from_attempt_index, reclaim_reason)
 select e.partition_key, e.execution_id, e.total_attempt_count,
-       uuid_head(:uuids) || printf('%012d', c.execution_rowid), c.attempt_type,
-       'started', :clock, :clock, uuid_head(:uuids) || printf('%012d', c.execution_rowid),
+       (select uuid_head(:uuids)) || printf('%012d', c.execution_rowid), c.attempt_type,
+       'started', :clock, :clock, (select uuid_head(:uuids)) || printf('%012d', c.execution_rowid),
        e.lease_epoch + 1, :worker_id, :worker_instance_id,
        case when c.attempt_type = 'retry' then e.pending_retry_reason end,
        case when c.attempt_type = 'reclaim' then e.current_attempt_index
@@ -156,37 +156,37 @@ select e.partition_key, e.execution_id, e.total_attempt_count,
  cross join live as e on e.execution_rowid = c.execution_rowid
  where c.again
    and c.kind <> 'resumed';
--- next, if any
+-- and
 update attempt
-   set attempt_state = case when c.kind = 'resumed' then 'started'
+   set attempt_state = case when was.kind = 'resumed' then 'started'
                             else 'interrupted_reclaimed' end,
-       ended_at_ms = case when c.kind = 'reclaimed' then :clock else attempt.ended_at_ms end,
-       failure_reason = case when c.kind = 'reclaimed' then c.reason
+       ended_at_ms = case when was.kind = 'reclaimed' then :clock else attempt.ended_at_ms end,
+       failure_reason = case when was.kind = 'reclaimed' then was.reason
                              else attempt.failure_reason end,
-       resumed_at_ms = case when c.kind = 'resumed' then :clock else attempt.resumed_at_ms end,
-       suspended_at_ms = case when c.kind = 'resumed' then null else attempt.suspended_at_ms end,
-       suspension_id = case when c.kind = 'resumed' then null else attempt.suspension_id end,
-       lease_id = case when c.kind = 'resumed'
-                       then uuid_head(:uuids) || printf('%012d', c.execution_rowid)
+       resumed_at_ms = case when was.kind = 'resumed' then :clock else attempt.resumed_at_ms end,
+       suspended_at_ms = case when was.kind = 'resumed' then null else attempt.suspended_at_ms end,
+       suspension_id = case when was.kind = 'resumed' then null else attempt.suspension_id end,
+       lease_id = case when was.kind = 'resumed'
+                       then (select uuid_head(:uuids)) || printf('%012d', was.execution_rowid)
                        else attempt.lease_id end,
-       lease_epoch = case when c.kind = 'resumed' then e.lease_epoch + 1
+       lease_epoch = case when was.kind = 'resumed' then was.lease_epoch + 1
                           else attempt.lease_epoch end,
-       worker_id = case when c.kind = 'resumed' then :worker_id else attempt.worker_id end,
-       worker_instance_id = case when c.kind = 'resumed' then :worker_instance_id
+       worker_id = case when was.kind = 'resumed' then :worker_id else attempt.worker_id end,
+       worker_instance_id = case when was.kind = 'resumed' then :worker_instance_id
                                  else attempt.worker_instance_id end
-  from temp.claiming as c
- cross join live as e on e.execution_rowid = c.execution_rowid
- where c.kind <> 'fresh'
-   and attempt.partition_key = e.partition_key
-   and attempt.execution_id = e.execution_id
-   and attempt.attempt_index = e.current_attempt_index
-   -- The uuid first: the other way round SQLite searches by the partition alone.
-   and (attempt.execution_id, attempt.partition_key, attempt.attempt_index) in (
-        select x.execution_id, x.partition_key, x.current_attempt_index
-          from temp.claiming as taken
-         cross join live as x on x.rowid = taken.execution_rowid
-         where taken.kind <> 'fresh');
--- next, if any
+  from (
+    select c.kind, c.reason, e.execution_rowid, e.lease_epoch, e.partition_key, e.execution_id,
+           e.current_attempt_index
+      from temp.claiming as c
+     cross join live as e on e.execution_rowid = c.execution_rowid
+     where c.again
+       and c.kind <> 'fresh'
+     -- Looked for first, so that each attempt is found by its key.
+     limit -1) as was
+ where attempt.partition_key = was.partition_key
+   and attempt.execution_id = was.execution_id
+   and attempt.attempt_index = was.current_attempt_index;
+-- and
 -- What kind of claim it is follows from the row as it was; looking it up would cost as much again.
 update live
    set lifecycle_phase = 'active',
@@ -197,7 +197,7 @@ update live
        attempt_state = null,
        public_state = 'active',
        ready = 0,
-       lease_id = uuid_head(:uuids) || printf('%012d', execution_rowid),
+       lease_id = (select uuid_head(:uuids)) || printf('%012d', execution_rowid),
        lease_epoch = lease_epoch + 1,
        worker_id = :worker_id,
        worker_instance_id = :worker_instance_id,
@@ -233,7 +233,7 @@ update live
                                     else :clock end,
        last_mutation_at_ms = :clock
  where execution_rowid in (select execution_rowid from temp.claiming where again);
--- next
+-- and
 -- The same for those that nobody has had before: there is nothing to end or to keep.
 update live
    set lifecycle_phase = 'active',
@@ -244,7 +244,7 @@ update live
        attempt_state = null,
        public_state = 'active',
        ready = 0,
-       lease_id = uuid_head(:uuids) || printf('%012d', execution_rowid),
+       lease_id = (select uuid_head(:uuids)) || printf('%012d', execution_rowid),
        lease_epoch = 1,
        worker_id = :worker_id,
        worker_instance_id = :worker_instance_id,
@@ -258,7 +258,7 @@ update live
        last_transition_at_ms = :clock,
        last_mutation_at_ms = :clock
  where execution_rowid in (select execution_rowid from temp.claiming where not again);
--- next
+-- and
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
     attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)

@@ -4,10 +4,10 @@
 -- lease is the one given, has not ended, and no waitpoint is left to close. A lease id is
 -- never used twice and is cleared when the lease is released, so the rest of the fence
 -- follows from it. All others are left alone, for the caller to decide one by one.
-delete from temp.completing;
--- next
+delete from completing;
+-- and
 -- A lease that `claim_ready` has granted ends with the number of its row.
-insert into temp.completing (execution_rowid, position, lease_epoch, flow_id, awaited)
+insert into completing (execution_rowid, position, lease_epoch, flow_id, awaited)
 select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
   from json_each(:lease_ids) as g
  cross join live as e on e.execution_rowid = cast(substr(g.value, 25) as integer)
@@ -17,10 +17,10 @@ select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
    and e.open_waitpoint_count = 0
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
--- next
+-- and
 -- Other leases, if there are any, are found by their execution. Each that was found takes 39
 -- characters of the list: its id, the quotes, and a comma or bracket.
-insert into temp.completing (execution_rowid, position, lease_epoch, flow_id, awaited)
+insert into completing (execution_rowid, position, lease_epoch, flow_id, awaited)
 select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
   from json_each(case when 39 * (select count(*) from temp.completing) + 1 < length(:lease_ids)
                       then :lease_ids end) as g
@@ -34,7 +34,7 @@ select e.execution_rowid, g.key, e.lease_epoch, e.flow_id, e.awaited
    and e.open_waitpoint_count = 0
    and e.lease_expires_at_ms > :clock
     on conflict (execution_rowid) do nothing;
--- next
+-- and
 insert into ending (
     execution_rowid, partition_key, execution_id, route_id, created_at_ms, flow_id, instance_tag,
     deadline_at_ms, priority, terminal_outcome, public_state, total_attempt_count,
@@ -62,7 +62,7 @@ select l.execution_rowid, l.partition_key, l.execution_id, l.route_id, l.created
        given('result_encodings', c.position)
   from temp.completing as c
  cross join live as l on l.execution_rowid = c.execution_rowid;
--- next
+-- and
 -- All but the first attempt under its first lease, which follows from the execution.
 update attempt
    set attempt_state = 'ended_success',
@@ -75,17 +75,17 @@ update attempt
       from temp.completing as c
      cross join live as e on e.execution_rowid = c.execution_rowid
      where c.lease_epoch > 1);
--- next
+-- and
 insert into completion_dispatch (
     partition_key, flow_id, execution_id, replay_count, outcome, enqueued_at_ms)
 select e.partition_key, e.flow_id, e.execution_id, e.replay_count, 'success', :clock
   from temp.completing as c
  cross join live as e on e.execution_rowid = c.execution_rowid
  where c.flow_id is not null;
--- next
+-- and
 -- Before the events: they go to the pages that become free.
 delete from live where execution_rowid in (select execution_rowid from temp.completing);
--- next
+-- and
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_id, lease_epoch,
     attempt_index, worker_instance_id, reason, namespace, instance_tag, occurred_at_ms)
@@ -95,7 +95,7 @@ select 'lease', 'revoked', n.partition_key, n.execution_id, n.flow_id, n.final_l
   from temp.completing as c
  cross join ending as n on n.execution_rowid = c.execution_rowid
  cross join route on route.route_id = n.route_id;
--- next
+-- and
 insert into event (
     category, event_type, partition_key, execution_id, flow_id, lease_epoch, attempt_index,
     namespace, instance_tag, occurred_at_ms)
