@@ -111,9 +111,7 @@ class Blocking:
         for task in {call.task: None for call in calls}:
             acting._meet(task)
         work = acting._open().submit(calls, options, acting.namespace, grouped=grouped)
-        # A submission that joins a transaction never waits, and runs here.
-        runs = acting.wait(work) if options.connection is None else drive(work)
-        return [BlockingRun(acting, run) for run in runs]
+        return [BlockingRun(acting, run) for run in acting.sending(options.connection, work)]
 
     def run(self, task: Task[..., R], execution_id: str) -> "BlockingRun[R]":
         """The run of an execution submitted elsewhere; see `App.run`."""
@@ -155,8 +153,12 @@ class Blocking:
 
     def sending(self, connection: object, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the background loop, or on this thread if it is inside the
-        transaction of a connection."""
-        return self.wait(work) if connection is None else _on_this_thread(work)
+        transaction of a connection.
+
+        There it never waits, and runs without an event loop: Django, for one, hands out its
+        connection only where none runs.
+        """
+        return self.wait(work) if connection is None else drive(work)
 
     def close(self) -> None:
         """End the background thread. The next call starts another."""
@@ -197,15 +199,6 @@ class Blocking:
                 atexit.register(self._close_at_exit)
                 self._opened = self.wait(Opened.through(self._connect, blocks=True))
             return self._opened
-
-
-def _on_this_thread(work: Coroutine[object, object, T]) -> T:
-    """Run a coroutine on this thread, to which the caller's connection belongs."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    return drive(work)
 
 
 def _closed() -> Unavailable:

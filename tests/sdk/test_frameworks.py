@@ -12,13 +12,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from flowfabric import App
+from flowfabric import App, Context, count
+from flowfabric.core.states import PublicState
 from flowfabric.errors import InvalidInput
-from tests.apps import working
+from tests.apps import reached, working
 from tests.cli.command import environment
 from tests.sdk.test_joining import greeting, made, names
 
-VIEW = """
+DJANGO = """
 import sys
 
 import django
@@ -31,7 +32,9 @@ if port:
     database |= {"HOST": host, "PORT": port, "USER": user}
 settings.configure(DATABASES={"default": database})
 django.setup()
+"""
 
+VIEW = """
 from flowfabric import App
 from flowfabric.errors import InvalidInput
 
@@ -59,6 +62,44 @@ try:
     app.blocking.submit(greet, "alone", connection=connection)
 except InvalidInput as error:
     print(error)
+connection.close()
+app.blocking.close()
+"""
+
+VERBS = """
+import asyncio
+
+from flowfabric import App, Context, count
+
+app = App(url)
+
+
+@app.task
+async def listen(ctx: Context) -> list[int]:
+    return [each.payload for each in await ctx.wait_for(count(3, "go"))]
+
+
+def everything(number: int) -> None:
+    connected = {"connection": connection}
+    app.blocking.submit_many([listen(), listen()], **connected)
+    app.blocking.run(listen, "one").signal("go", number, **connected)
+    app.blocking.signals.send("one", "go", number, **connected)
+    app.blocking.signals.deliver(sys.stdin.read(), "go", number, **connected)
+    app.blocking.budgets.report("team", {"tokens": number}, **connected)
+    flow = app.flow("listening", flow_id="two")
+    flow.add(listen())
+    asyncio.run(flow.start(**connected))
+
+
+try:
+    with transaction.atomic():
+        everything(1)
+        raise LookupError
+except LookupError:
+    pass
+sys.stdin.seek(0)
+with transaction.atomic():
+    everything(2)
 connection.close()
 app.blocking.close()
 """
@@ -98,18 +139,46 @@ async def test_with_aiosqlite_itself_and_through_an_async_session(
 async def test_with_djangos_connection(store_url: str, tmp_path: Path) -> None:
     async with made(store_url) as app:
         await app.engine.ping()
-    script = tmp_path / "views.py"
-    script.write_text(VIEW)
-    await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, str(script), *_django(store_url), store_url],
-        check=True,
-        capture_output=True,
-        env=environment({}),
-        timeout=60,
-    )
+    await _run_with_django(VIEW, store_url, tmp_path)
     async with made(store_url) as app:
         assert await names(app) == ['{"name":"kept"}']
+
+
+async def test_every_verb_that_takes_a_connection_takes_djangos(
+    store_url: str, tmp_path: Path
+) -> None:
+    app = App(store_url)
+
+    @app.task
+    async def listen(ctx: Context) -> list[object]:
+        return [each.payload for each in await ctx.wait_for(count(3, "go"))]
+
+    async with app, working(app):
+        await app.budgets.create("team", hard={"tokens": 100})
+        run = await app.submit(listen, execution_id="one")
+        await reached(run, PublicState.SUSPENDED)
+        token = await app.signals.token("one", "go")
+        await _run_with_django(VERBS, store_url, tmp_path, token.reveal())
+        assert await run.result("10s") == [2, 2, 2]
+        assert (await app.budgets.status("team")).usage == {"tokens": 2}
+        assert len((await app.engine.find_executions()).executions) == 4
+        assert (await app.flow_run("two").summary()).total_members == 1
+
+
+async def _run_with_django(program: str, url: str, folder: Path, given: str = "") -> None:
+    script = folder / "views.py"
+    script.write_text(DJANGO + program)
+    (folder / "given").write_text(given)
+    with (folder / "given").open() as standard_input:
+        await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, str(script), *_django(url), url],
+            check=True,
+            stdin=standard_input,
+            stdout=subprocess.DEVNULL,
+            env=environment({}),
+            timeout=60,
+        )
 
 
 def _django(url: str) -> list[str]:

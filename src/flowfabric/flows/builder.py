@@ -10,7 +10,7 @@ Nothing is stored before `start`.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
@@ -32,6 +32,7 @@ from flowfabric.flows.run import FlowRun
 from flowfabric.inputs import Composed, compose
 from flowfabric.outages import statements_within
 from flowfabric.run import Opened
+from flowfabric.store.caller_connections import of_this_thread
 from flowfabric.submission import MANY_PATIENCE_S, check_options, request_of
 from flowfabric.task import Call, Task, check_budgets
 
@@ -257,14 +258,18 @@ class Flow:
             self._meet(task)
         return node
 
-    async def start(self, *, connection: object = None) -> FlowRun:
+    def start(self, *, connection: object = None) -> Coroutine[object, object, FlowRun]:
         """Store the flow and let it run.
 
         All of it appears at once, up to a thousand nodes and ten thousand edges. A larger
         one appears part by part, each node after those it waits for. Starting again,
         after an error say, adds what is missing. With `connection=` all of it appears if and
-        when that connection's transaction commits.
+        when that connection's transaction commits; without an event loop, call
+        `asyncio.run(flow.start(connection=connection))`.
         """
+        return self._start(of_this_thread(connection))
+
+    async def _start(self, connection: object) -> FlowRun:
         if not self._plan:
             raise InvalidInput("flow", "has no nodes; add some first")
         opened = await self._open_app()

@@ -68,6 +68,14 @@ def _unwrap_sqlalchemy(connection: object) -> object:
     raise unknown(connection)
 
 
+def of_this_thread(connection: object) -> object:
+    """What stands for the connection of the calling thread, as that connection; others as they are.
+
+    For calls that go on in an event loop: Django's stands for another one there.
+    """
+    return unwrap_sync(connection) if comes_from(connection, "django") else connection
+
+
 async def unwrap(connection: object) -> object:
     """The same, for async sessions and connections too."""
     asyncio = _loaded("sqlalchemy.ext.asyncio")
