@@ -483,9 +483,15 @@ class Run(Generic[R_co]):
         `WaitpointNotFound` instead. With `connection=` the signal is sent if and when that
         connection's transaction commits.
         """
-        opened = await self._opened.on_this_loop()
+        opened = self._opened = await self._opened.on_this_loop()
+        engine = opened.engine_on(connection)
+        if self._looked_up and connection is not None:
+            # Nothing is known for good there: what is in the transaction may be rolled back.
+            await self._check(engine)
+        elif self._looked_up:
+            await self._checked_app()
         return await send(
-            opened.engine_on(connection),
+            engine,
             self.execution_id,
             name,
             payload,
@@ -510,13 +516,16 @@ class Run(Generic[R_co]):
     async def _checked_app(self) -> Opened:
         """The app, once the execution is known to be in its namespace; executions never move."""
         opened = self._opened = await self._opened.on_this_loop()
+        await self._check(opened.engine)
+        self._namespace = None
+        return opened
+
+    async def _check(self, engine: Engine) -> None:
         if self._namespace is not None:
             await check_execution_in(
                 self._namespace,
-                opened.engine,
+                engine,
                 self.execution_id,
                 called=self._called,
                 kind=self.task.kind if self._looked_up else None,
             )
-            self._namespace = None
-        return opened

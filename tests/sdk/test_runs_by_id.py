@@ -121,6 +121,22 @@ async def test_a_run_that_is_not_there_is_named_as_it_was_asked_for(app: App) ->
             await ask()
 
 
+async def test_a_run_of_another_task_is_refused_whatever_is_asked_of_it(app: App) -> None:
+    @app.task
+    def ship() -> None: ...
+
+    @app.task
+    def pay() -> None: ...
+
+    submitted = await app.submit(pay, execution_id="order-17", delay="1h")
+    run = app.run(ship, "order-17")
+    asks = (run.result, run.state, run.snapshot, run.why, run.cancel, run.frames, run.summary)
+    for ask in (*asks, partial(run.signal, "go"), partial(run.signal, "go", token="fft_x")):
+        with pytest.raises(InvalidInput, match="belongs to a run of task 'pay', not of 'ship'"):
+            await ask()
+    assert (await submitted.snapshot()).kept_signal_count == 0
+
+
 @pytest.mark.parametrize("beyond", [1, 1_000])
 async def test_an_id_with_another_partition_is_refused_with_the_right_one(
     app: App, beyond: int
