@@ -123,6 +123,7 @@ class App(Registry):
             check_codec(codec)
         self.url = url
         self.codec = codec
+        self.config = config
         self.middlewares: list[Middleware] = []
         self.adopted: list[App] = []
         """Apps whose tasks this one runs."""

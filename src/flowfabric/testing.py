@@ -162,13 +162,18 @@ class LocalApp(App):
     """
 
     def __init__(self, of: App | None = None, clock: SettableClock | None = None) -> None:
-        """`of` is the application under test, whose tasks and resources are used."""
+        """`of` is the application under test: its tasks, resources, codec and settings are used."""
         if of is not None and not isinstance(of, App):
             raise InvalidInput("app", "must be an App: app=shop.app, where shop is its module", of)
         self.clock = clock or SettableClock()
         namespace = DEFAULT_NAMESPACE if of is None else of.namespace
-        codec = None if of is None else of.codec
-        super().__init__(MEMORY_URL, namespace=namespace, codec=codec, clock=self.clock)
+        super().__init__(
+            MEMORY_URL,
+            namespace=namespace,
+            codec=None if of is None else of.codec,
+            config=None if of is None else of.config,
+            clock=self.clock,
+        )
         self._of = of
         self._drains = 0
         self._drained = asyncio.Event()

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from flowfabric import App, Context, Retry, testing
+from flowfabric import App, Context, EngineConfig, Retry, testing
 from flowfabric.core.states import PublicState
-from flowfabric.errors import ExecutionNotTerminal, InvalidInput
+from flowfabric.errors import ExecutionNotTerminal, InvalidInput, PayloadTooLarge
 from flowfabric.testing import SettableClock
 
 pytest_plugins = ["pytester"]
@@ -63,6 +63,29 @@ async def test_two_apps_in_one_test_share_nothing() -> None:
     async with testing.engine(app=shop) as one, testing.engine(app=shop) as other:
         await asyncio.gather(one.submit(greet, "a"), one.submit(greet, "b"))
         assert (await one.drain(), await other.drain()) == (2, 0)
+
+
+async def test_the_settings_of_the_app_hold_in_its_test() -> None:
+    config = EngineConfig(keep="3d", keep_failed="5d", payload_bytes_max=100, lanes=("mail",))
+    app = App("sqlite:///never-opened.db", config=config)
+
+    @app.task(retry=Retry(max_retries=0))
+    async def echo(text: str) -> str:
+        assert text
+        return text
+
+    async with testing.engine(app=app) as local:
+        assert local.engine.config == config
+        runs = [await local.submit(echo, text) for text in ("a", "")]
+        await local.drain()
+        with pytest.raises(PayloadTooLarge):
+            await local.submit(echo, "x" * 100)
+        left = []
+        for _ in range(3):
+            local.clock.advance("2d")
+            await local.drain()
+            left.append(len((await local.engine.find_executions()).executions))
+        assert left == [2, 1, 0], runs
 
 
 async def test_the_plugin_offers_an_app_and_its_clock(pytester: pytest.Pytester) -> None:
