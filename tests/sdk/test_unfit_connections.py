@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from pathlib import Path
 
 import aiosqlite
@@ -204,6 +204,93 @@ async def test_what_a_role_lacks_and_what_collides_is_said_in_words(app: App) ->
         await one.execute("commit")
         with pytest.raises(RetryExhausted, match="roll it back and run it again"):
             await app.submit(greeting(app, "2"), connection=other, idempotency_key="k")
+
+
+async def test_a_pipeline_is_to_be_left_first(app: App) -> None:
+    piped = refused("is in pipeline mode")
+    with psycopg.connect(app.url) as connection, connection.pipeline(), piped:
+        await submit_sync(app, connection)
+    async with await psycopg.AsyncConnection.connect(app.url) as asynchronous:
+        async with asynchronous.pipeline():
+            await asynchronous.execute("select 1")
+            with refused("is in pipeline mode"):
+                await submit(app, asynchronous)
+        await submit(app, asynchronous)
+    assert await names(app) == ['{"name":"x"}']
+
+
+@pytest.mark.parametrize("connect", [psycopg.connect, psycopg2.connect])
+async def test_an_encoding_that_cannot_hold_what_is_written_is_named(
+    app: App, connect: Callable[..., psycopg.Connection]
+) -> None:
+    with closing(connect(app.url, client_encoding="LATIN1")) as connection:
+        before = settings_of(connection)
+        with refused("cannot hold all that has to be written in its client_encoding"):
+            await app.submit(greeting(app, "y"), connection=connection, tags={"a.b": "\U0001f600"})
+        assert settings_of(connection) == before
+        await app.submit(greeting(app, "x"), connection=connection, tags={"a.b": "caf\xe9"})
+        connection.commit()
+    assert await names(app) == ['{"name":"x"}']
+
+
+def settings_of(connection: psycopg.Connection) -> object:
+    with connection.cursor() as cursor:
+        cursor.execute("select current_setting('search_path'), current_setting('lock_timeout')")
+        return cursor.fetchone()
+
+
+async def test_a_connection_without_an_encoding_is_refused(app: App) -> None:
+    with (
+        closing(psycopg.connect(app.url, client_encoding="SQL_ASCII")) as connection,
+        refused("returns bytes for text, as client_encoding SQL_ASCII has it"),
+    ):
+        await submit(app, connection)
+
+
+async def test_temporary_tables_do_not_hide_those_of_the_app(app: App) -> None:
+    tables = [f"create temporary table {name} (x int)" for name in ("execution", "live")]
+    async with begun(app.url, *tables, "begin") as connection:
+        await submit(app, connection)
+        await connection.execute("commit")
+    assert await names(app) == ['{"name":"x"}']
+
+
+async def test_on_sqlite_temporary_tables_that_hide_those_of_the_app_are_named(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "shop.db"
+    async with made(f"sqlite:///{path}") as app:
+        with sqlite(path) as connection:
+            connection.execute("create temporary table article (x)")
+            await submit(app, connection)
+            connection.commit()
+            connection.execute("create temporary table Execution (x)")
+            with refused("has a temporary 'execution', which hides a table of the app"):
+                await submit(app, connection)
+        assert await names(app) == ['{"name":"x"}']
+
+
+def distrusts() -> bool:
+    """Whether this SQLite, by how it was built, refuses JSON in the checks of such a schema."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("pragma trusted_schema = off")
+        try:
+            connection.execute("create table kept (text check (json_valid(text)))")
+        except sqlite3.OperationalError:
+            return True
+        return False
+
+
+async def test_on_sqlite_a_schema_that_is_not_trusted_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    async with made(f"sqlite:///{path}") as app:
+        for statement in ("select 1", "select * from execution"):
+            with sqlite(path) as connection:
+                connection.execute(statement)
+                connection.execute("pragma trusted_schema = off")
+                with refused("has `trusted_schema` off") if distrusts() else nullcontext():
+                    await submit(app, connection)
+                assert connection.in_transaction is not distrusts()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from flowfabric.errors import SchemaTooNew, SchemaTooOld, Unavailable
 
 _FILE: Final = re.compile(r"(\d{4})_(\w+)\.sql")
+_CREATED: Final = re.compile(r"^create (?:table|view) (?:if not exists )?(\w+)", re.MULTILINE)
 _HEADER: Final = re.compile(r"-- backward-compatible: (yes|no)")
 
 
@@ -43,6 +44,12 @@ def load(folder: Path) -> tuple[Migration, ...]:
     versions = [migration.version for migration in migrations]
     assert versions == list(range(1, len(versions) + 1)), f"gaps in {folder}: {versions}"
     return migrations
+
+
+@lru_cache(maxsize=8)
+def created(migrations: Sequence[Migration]) -> frozenset[str]:
+    """The tables and views that some migration creates."""
+    return frozenset(name for each in migrations for name in _CREATED.findall(each.text))
 
 
 def check(known: Sequence[Migration], applied: Sequence[AppliedMigration]) -> None:

@@ -50,10 +50,18 @@ select set_config('search_path', $1, true),
        set_config('tcp_keepalives_count', '3', true)
 """
 _LEAVE: Final = "select set_config('search_path', $1, true), set_config('lock_timeout', $2, true)"
+# Unless it is named, temporary tables come first.
+_THEIR_PATH: Final = f"{SEARCH_PATH}, pg_temp"
 _NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
 _FAILED: Final = (
     "is in a transaction in which a statement has failed; roll it back and begin another one"
 )
+_PIPELINE: Final = (
+    "is in pipeline mode, in which answers come later than they are needed; leave"
+    " `connection.pipeline()` first"
+)
+_BYTES: Final = "returns bytes for text, as client_encoding SQL_ASCII has it; set that to UTF8"
+_ENCODING: Final = "cannot hold all that has to be written in its client_encoding; set that to UTF8"
 _COLLIDED: Final = "your transaction collided with another one: roll it back and run it again"
 _MAY_NOT: Final = (
     "belongs to a role that may not use the tables of the app; grant it what it lacks in the"
@@ -381,6 +389,8 @@ async def look(connection: driver.Fetching, ours: Database) -> Settings:
     """What their transaction has set; refuses one that cannot write."""
     system = "null" if ours.system is None else _SYSTEM
     (row,) = await connection.fetch(_FOUND.format(system=system))
+    if isinstance(row["name"], bytes):
+        raise errors.InvalidInput("connection", _BYTES)
     if row["read_only"] == "on":
         if not row["standby"] and await _reads_by_choice(connection):
             raise errors.InvalidInput("connection", ONLY_READS)
@@ -404,7 +414,7 @@ async def _reads_by_choice(connection: driver.Fetching) -> bool:
 async def enter(connection: driver.Fetching, found: Settings, lock_wait_ms: int | None) -> None:
     """Make our tables visible to our statements, until `leave`."""
     waits = found.lock_timeout if lock_wait_ms is None else str(lock_wait_ms)
-    await connection.fetch(_ENTER, SEARCH_PATH, waits)
+    await connection.fetch(_ENTER, _THEIR_PATH, waits)
 
 
 async def leave(connection: driver.Fetching, found: Settings, hinted: set[str]) -> None:
@@ -421,6 +431,8 @@ async def whole(connection: driver.Fetching) -> AsyncIterator[None]:
     try:
         try:
             yield
+        except UnicodeError as error:
+            raise errors.InvalidInput("connection", f"{_ENCODING} ({error})") from error
         except Exception as error:
             if not driver.lock_timed_out(error):
                 raise
@@ -482,6 +494,8 @@ def _psycopg(connection: object) -> PsycopgConnection | AsyncPsycopgConnection:
         raise unknown(connection)
     if connection.closed and not connection.broken:
         raise errors.InvalidInput("connection", CLOSED)
+    if connection.info.pipeline_status != psycopg.pq.PipelineStatus.OFF:
+        raise errors.InvalidInput("connection", _PIPELINE)
     idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     if connection.autocommit and idle:
         raise errors.InvalidInput("connection", _NO_TRANSACTION)

@@ -5,7 +5,7 @@ No hint is needed: other connections to the file notice the commit.
 
 import os
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,10 @@ from flowfabric.store.caller_connections import CLOSED, ONLY_READS, unknown
 from flowfabric.store.sqlite.connection import MEMORY, only_reads, why_not
 
 _NO_TRANSACTION: Final = "has no open transaction to take part in; begin one first"
+_UNTRUSTING: Final = (
+    "has `trusted_schema` off, with which this SQLite does not let our tables check what they are"
+    " given; leave it on"
+)
 
 T = TypeVar("T")
 
@@ -36,14 +40,16 @@ async def on_its_thread(connection: object, work: Callable[[sqlite3.Connection],
 
 
 @contextmanager
-def joined(connection: object, path: str) -> Iterator[sqlite3.Connection]:
-    """The connection, checked to be on the file at `path`, while we use it."""
+def joined(connection: object, path: str, tables: Collection[str]) -> Iterator[sqlite3.Connection]:
+    """The connection, checked to be on the file at `path` and to see our `tables` there, while we
+    use it."""
     if not isinstance(connection, sqlite3.Connection):
         raise unknown(connection)
-    with _plain(connection):
+    with _plain(connection), _trusting():
         _check_same_file(connection, path)
         if connection.isolation_level is None and not connection.in_transaction:
             raise InvalidInput("connection", _NO_TRANSACTION)
+        _check_not_hidden(connection, tables)
         with _whole(connection):
             _be_the_writer(connection, path)
             yield connection
@@ -71,6 +77,27 @@ def _be_the_writer(connection: sqlite3.Connection, path: str) -> None:
     except sqlite3.OperationalError as error:
         if only_reads(error) and why_not(Path(path).absolute()) is None:
             raise InvalidInput("connection", ONLY_READS) from error
+        raise
+
+
+def _check_not_hidden(connection: sqlite3.Connection, tables: Collection[str]) -> None:
+    """Statements find temporary tables first, and there is no order in which to look otherwise."""
+    temporary = connection.execute("select lower(name) from temp.sqlite_master order by name")
+    if hidden := [repr(name) for (name,) in temporary if name in tables]:
+        raise InvalidInput(
+            "connection",
+            f"has a temporary {hidden[0]}, which hides a table of the app; give it another name",
+        )
+
+
+@contextmanager
+def _trusting() -> Iterator[None]:
+    """Say what a connection may not do with our tables, and what takes that from it."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if "unsafe use of" in str(error):
+            raise InvalidInput("connection", f"{_UNTRUSTING} ({error})") from error
         raise
 
 

@@ -25,7 +25,7 @@ from flowfabric.outages import OutageWatch
 from flowfabric.store import base, mapping
 from flowfabric.store.caller_connections import comes_from, unwrap, unwrap_sync
 from flowfabric.store.hints import HintingStore, topics_in
-from flowfabric.store.migrate import AppliedMigration, Migration, check, load, pending
+from flowfabric.store.migrate import AppliedMigration, Migration, check, created, load, pending
 from flowfabric.store.sqlite.caller_connections import joined, on_its_thread
 from flowfabric.store.sqlite.connection import (
     BUSY_TIMEOUT_MS,
@@ -288,7 +288,7 @@ class SqliteStore(HintingStore):
     ) -> T:
         self._identity.check()
         try:
-            with joined(unwrap_sync(connection), self._path) as theirs:
+            with joined(unwrap_sync(connection), self._path, created(load(MIGRATIONS))) as theirs:
                 return base.drive(body(SqliteTransaction(theirs, self._clock)))
         except sqlite3.Error as error:
             raise translate(error) from error
