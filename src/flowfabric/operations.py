@@ -6,7 +6,7 @@ their tag. An error travels as its code and attributes, and the client raises it
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import GenericAlias, UnionType
 from typing import Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -15,10 +15,11 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from flowfabric.core.api_tokens import Scope
+from flowfabric.core.checks import check_text
 from flowfabric.core.creation import Checked, NewExecution
 from flowfabric.core.flow_joins import EdgeDependencyPolicy, Join
 from flowfabric.core.schedules import ScheduleDefinition
-from flowfabric.core.waitpoints import WaitpointToken
+from flowfabric.core.waitpoints import WaitpointToken, check_kid
 from flowfabric.engine.engine import Engine
 from flowfabric.errors import BackendErrorKind, ErrorClass, FlowFabricError
 
@@ -185,6 +186,31 @@ def _from_wire(kind: type, value: object) -> object:
 encode: Final = msgspec.json.Encoder(enc_hook=_to_wire).encode
 
 
+def encode_arguments(arguments: Mapping[str, object]) -> bytes:
+    """Arguments as they travel; raises what the operation raises for text that is no Unicode."""
+    try:
+        return encode(arguments)
+    except UnicodeEncodeError:
+        for field, text in _texts("arguments", msgspec.to_builtins(arguments, enc_hook=_to_wire)):
+            if field.endswith("kid"):
+                check_kid(text)
+            check_text(field, text, bytes_max=BODY_BYTES_MAX)
+        raise
+
+
+def _texts(field: str, value: object) -> Iterator[tuple[str, str]]:
+    """Every text in a value, with the innermost name that leads to it."""
+    if isinstance(value, str):
+        yield field, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield field, name
+            yield from _texts(name, inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(field, inner)
+
+
 def _optional(name: str, hint: object) -> tuple[str, object, object]:
     return name, Union[wired(hint), UnsetType], UNSET  # noqa: UP007
 
@@ -217,7 +243,7 @@ class RemoteOperation:
         result = wired(hints["return"])
         self.may_be_none = type(None) in get_args(hints["return"])
         lists = get_origin(result) is list
-        self._answers = lists and get_origin(get_args(result)[0]) is Answer
+        self.answers_each = lists and get_origin(get_args(result)[0]) is Answer
         first, kind = fields[0][:2] if fields else ("", None)
         self.batch = first if lists and get_origin(kind) in (list, Sequence) else None
         """The list argument whose items the returned list answers, if there is one."""
@@ -242,7 +268,7 @@ class RemoteOperation:
         return {name: value for name, value in given.items() if value is not UNSET}
 
     def encode_result(self, result: object) -> bytes:
-        if self._answers and isinstance(result, list):
+        if self.answers_each and isinstance(result, list):
             return encode(
                 [
                     {"error": each} if isinstance(each, FlowFabricError) else {"ok": each}
@@ -253,7 +279,7 @@ class RemoteOperation:
 
     def decode_result(self, body: bytes) -> object:
         result = self._results.decode(body)
-        if self._answers and isinstance(result, list):
+        if self.answers_each and isinstance(result, list):
             return [each.ok if each.error is None else raised_again(each.error) for each in result]
         return result
 

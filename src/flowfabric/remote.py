@@ -43,6 +43,7 @@ from flowfabric.errors import (
     Transport,
     Unauthorized,
     Unavailable,
+    Validation,
 )
 from flowfabric.logs import open_log
 from flowfabric.operations import (
@@ -53,7 +54,7 @@ from flowfabric.operations import (
     DeploymentView,
     RemoteOperation,
     WireError,
-    encode,
+    encode_arguments,
     raised_again,
 )
 from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, OutageWatch, level_of, patience_s
@@ -162,13 +163,22 @@ class HttpConnection:
         return deployment
 
     async def call(self, operation: RemoteOperation, arguments: Mapping[str, object]) -> object:
-        """The server's answer; a batch too large for one request is split into several."""
-        body = encode(arguments)
+        """The server's answer; a batch too large for one request is split into several, and so is
+        one of which a request cannot travel, where each gets its own answer."""
         batch = arguments.get(operation.batch or "")
-        if len(body) <= BODY_BYTES_MAX or not isinstance(batch, list) or len(batch) < 2:
-            return await self._call(operation, arguments, body)
+        items = batch if isinstance(batch, list) else []
+        try:
+            body = encode_arguments(arguments)
+        except Validation as refused:
+            if not operation.answers_each:
+                raise
+            if len(items) < 2:
+                return [refused]
+        else:
+            if len(body) <= BODY_BYTES_MAX or len(items) < 2:
+                return await self._call(operation, arguments, body)
         answers: list[object] = []
-        for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
             answered = await self.call(operation, {**arguments, str(operation.batch): half})
             assert isinstance(answered, list)
             answers += answered

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import httpx
@@ -510,3 +510,49 @@ class Newer(RemoteOperation):
     ) -> None:
         super().__init__(name, scopes, reach, repeatable=repeatable)
         self.name = "newer"
+
+
+HALF = "\ud800"
+"""A lone surrogate: no encoding has it."""
+
+
+async def test_text_that_is_no_unicode_is_refused_as_by_a_database(
+    app: App, store_url: str
+) -> None:
+    await app.submit(app.tasks["double"], 1, execution_id="one", delay="1h")
+    await app.budgets.create("team", hard={"tokens": 10})
+    asks: dict[str, Callable[[App], Awaitable[object]]] = {
+        "source": lambda its: its.signals.send("one", "go", source=HALF),
+        "idempotency_key": lambda its: its.signals.send("one", "go", idempotency_key=HALF),
+        "limit": lambda its: its.limits.set(HALF, rate="1/m"),
+        "budget": lambda its: its.budgets.create(HALF, hard={"tokens": 1}),
+        "dimension": lambda its: its.budgets.report("team", {HALF: 1}),
+        "report": lambda its: its.budgets.report("team", {"tokens": 1}, key=HALF),
+        "schedule": lambda its: its.engine.describe_schedule(HALF),
+        "key": lambda its: its.engine.rotate_waitpoint_hmac_secret_all(HALF, "00" * 32),
+    }
+    told: dict[App, dict[str, object]] = {}
+    async with App(store_url) as direct:
+        for its in (app, direct):
+            told[its] = {}
+            for name, ask in asks.items():
+                with pytest.raises(errors.Validation) as refused:
+                    await ask(its)
+                told[its][name] = type(refused.value)
+    assert told[app] == told[direct]
+
+
+async def test_text_that_is_no_unicode_refuses_no_other_report(app: App) -> None:
+    await app.budgets.create("team", hard={"tokens": 10})
+    report = app.budgets.report
+    answers = await asyncio.gather(
+        *(report("team", {"tokens": 1}, key=key) for key in ("a", HALF, "b", "c")),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in answers] == [
+        type(None),
+        errors.InvalidInput,
+        type(None),
+        type(None),
+    ]
+    assert (await app.budgets.status("team")).usage == {"tokens": 3}
