@@ -184,9 +184,14 @@ def explain(execution: Execution, around: Surroundings) -> Explanation:
         cause=cause,
         sentence=sentence,
         remark=_remark(execution, around),
-        detail=detail,
+        detail={name: _plain(value) for name, value in detail.items()},
         needs_somebody=unattended or cause in NEED_SOMEBODY,
     )
+
+
+def _plain(value: str | int | None) -> str | int | None:
+    """A state as its text: where details travel, nothing says which state it is."""
+    return str(value) if isinstance(value, str) else value
 
 
 def _moved_by_workers(execution: Execution, cause: Cause, around: Surroundings) -> bool:

@@ -79,11 +79,11 @@ class BudgetStatus(Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     declared: bool
-    scope_type: str
+    scope_type: rules.BudgetScope
     scope_id: str
-    enforcement_mode: str
-    on_hard_limit: str
-    on_soft_limit: str
+    enforcement_mode: rules.EnforcementMode
+    on_hard_limit: rules.OnHardLimit
+    on_soft_limit: rules.OnSoftLimit
     usage: dict[str, int]
     reserved: dict[str, int]
     """Held by running attempts."""
