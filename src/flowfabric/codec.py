@@ -69,10 +69,13 @@ class CodedValues(Values):
             return plain
 
     def show(self, data: Data) -> Data:
+        return self.read(data)[0]
+
+    def read(self, data: Data) -> tuple[Data, str]:
         try:
-            return self.unpack(data)
-        except CodecFailed:
-            return data
+            return self.unpack(data), ""
+        except CodecFailed as error:
+            return data, error.told
 
     async def through(self, value: T, change: Callable[[T], T]) -> T:
         if value is None:

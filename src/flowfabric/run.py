@@ -31,6 +31,7 @@ from flowfabric.core.views import ExecutionDetails, StepView
 from flowfabric.engine.details import Outcome
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.topics import COMPLETION_TOPIC
+from flowfabric.engine.values import NO_CODEC
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, NEVER, level_of, statements_within
 from flowfabric.parts import check_execution_in, check_task_of
@@ -71,6 +72,9 @@ def result_of(task: Task[..., R_co], outcome: Outcome) -> R_co:
     ending = _ENDINGS.get(outcome.public_state)
     if ending is not None:
         raise ending(outcome.execution_id, outcome.reason)
+    if outcome.result is not None and outcome.result.startswith(ENCODED):
+        what = f"the result of {task.name}"
+        raise errors.CodecFailed(outcome.unread or NO_CODEC, decoding=True, what=what)
     return task.decode_result(outcome.result)
 
 
@@ -375,8 +379,9 @@ class Run(Generic[R_co]):
         """Wait until the run ends and return what the task returned.
 
         Raises `ExecutionFailed`, `ExecutionCancelled` or `ExecutionExpired` if the run ended
-        without a result, `OperationTimeout` if it did not end in time, and `NotFound` if there
-        is no such run: it was deleted, or submitted in a transaction that is not committed.
+        without a result, `CodecFailed` if it cannot be decoded, `OperationTimeout` if it did not
+        end in time, and `NotFound` if there is no such run: it was deleted, or submitted in a
+        transaction that is not committed.
         """
         timeout_s = None if timeout is None else duration_ms("timeout", timeout) / 1_000
         opened = await self._checked_app()
@@ -400,7 +405,10 @@ class Run(Generic[R_co]):
         return details
 
     async def steps(self) -> tuple[StepView, ...]:
-        """What its handler has done so far, in order."""
+        """What its handler has done so far, in order.
+
+        A step that the codec cannot decode has the codec's error as its own, and no result.
+        """
         return (await self.snapshot()).steps
 
     # What it says

@@ -14,6 +14,7 @@ from flowfabric.core.streams import BLOCK_MS_MAX, Encoding, ModeName, Visibility
 from flowfabric.core.tails import ExecutionFrames, StreamFrame, TakeOver, read_execution_cursor
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import FROM_NOW, Subscription, Told
+from flowfabric.engine.values import NO_CODEC
 from flowfabric.errors import CodecFailed, InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import AFTER_ERROR_S, ASK_AGAIN, level_of
@@ -188,8 +189,7 @@ def _frame(frame: StreamFrame) -> Frame:
 
 
 def without_codec(what: str) -> CodecFailed:
-    problem = "there is none; pass App(codec=…) the one it was written with"
-    return CodecFailed(problem, decoding=True, what=what)
+    return CodecFailed(NO_CODEC, decoding=True, what=what)
 
 
 # What happens to the executions of an app

@@ -356,8 +356,6 @@ class Task(Generic[P, R_co]):
         return data
 
     def decode_result(self, data: bytes | None) -> R_co:
-        if data and data.startswith(checks.ENCODED):
-            raise InvalidInput(f"the result of {self.name}", UNREADABLE)
         try:
             result: R_co = self._result_codec.decoder.decode(data or b"null")
         except msgspec.DecodeError as error:

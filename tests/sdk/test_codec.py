@@ -17,7 +17,6 @@ from flowfabric.errors import (
     CodecFailed,
     ExecutionFailed,
     IdempotencyConflict,
-    InvalidInput,
     PayloadTooLarge,
 )
 from flowfabric.task import SubmitOptions, Task
@@ -230,8 +229,8 @@ async def test_what_the_codec_cannot_decode_blocks_the_run_until_it_can(
                     codec.not_decoded = what.encode()
         async with working(app):
             sentence = await blocked(run)
-        assert ("codec that this app does not have, or that could" in sentence) is (what == "child")
-        assert ("the app's codec could not decode a value: Conn" in sentence) is (what != "child")
+        value = "the result of child" if what == "child" else "a value"
+        assert f"the app's codec could not decode {value}: ConnectionError: " in sentence
         assert "; mend the codec or bring back what it needs, or cancel it." in sentence
         assert not [each for each in caplog.messages if "changed code" in each]
         seen = await run.snapshot()
@@ -304,14 +303,40 @@ async def test_what_a_codec_returns_in_place_of_bytes_blocks_the_run_until_it_do
         async with working(app):
             assert await run.result(timeout="20s") == "hello"
         codec.returning("decode", kind)
-        # Shown as it is stored, for want of better.
-        assert len(await run.steps()) == 1
-        with pytest.raises(InvalidInput, match="that could not read it"):
+        with pytest.raises(CodecFailed, match=f"the result of echo: {re.escape(told)}"):
             await run.result(timeout="20s")
         if told.startswith("TypeError"):
             codec.returning("encode", kind)
             with pytest.raises(CodecFailed, match=re.escape(told)):
                 await app.submit(app.tasks["echo"]("hello"))
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_readers_are_told_what_the_codec_says(store_url: str, away: bool) -> None:
+    """Or that there is none."""
+
+    class Away(Elsewhere):
+        def decode(self, data: bytes) -> bytes:
+            raise RuntimeError("no key today")
+
+    @(app := App(store_url, codec=Elsewhere())).task
+    async def tell(ctx: Context) -> str:
+        await ctx.emit(SECRET)
+        return await ctx.step("look", lambda: SECRET)
+
+    async with app, working(app):
+        run = await app.submit(tell)
+        assert await run.result("20s") == SECRET
+    told = "RuntimeError: no key today" if away else "there is none; pass App(codec=…)"
+    async with App(store_url, codec=Away() if away else None) as reader:
+        again = reader.run(tell, run.execution_id)
+        for ask in (again.result, again.frames):
+            with pytest.raises(CodecFailed, match=re.escape(told)):
+                await ask()
+        (look,) = await again.steps()
+        assert look.result is None
+        assert look.error is not None
+        assert told in look.error
 
 
 async def test_what_was_stored_without_a_codec_is_still_read(store_url: str) -> None:

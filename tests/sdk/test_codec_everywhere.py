@@ -154,7 +154,10 @@ async def test_a_failed_step_is_stored_by_the_codec_and_raised_again_plain(store
     assert SECRET.encode() not in stored
     async with App(store_url) as plain:
         (asked, *_) = await plain.run(ask, run.execution_id).steps()
-        assert asked.error == "it cannot be read without the codec of the app"
+        assert asked.error == (
+            "CodecFailed: the app's codec could not decode its error: there is none; pass"
+            " App(codec=…) the one it was written with"
+        )
 
 
 async def test_what_is_emitted_is_stored_by_the_codec_and_read_plain(store_url: str) -> None:

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from flowfabric.core import flow_joins, flow_records, ids, records, states
 from flowfabric.core.changed_code import is_blocked
-from flowfabric.core.checks import ENCODED
 from flowfabric.core.flow_endings import holds_back
 from flowfabric.core.journal import branch_name
 from flowfabric.core.policies import parse_policy
@@ -316,8 +315,6 @@ def _error(failure: bytes | None) -> str | None:
     """What was stored of a failure, in a line; each kind of step has its own form."""
     if failure is None:
         return None
-    if failure.startswith(ENCODED):
-        return "it cannot be read without the codec of the app"
     try:
         meaning: object = msgspec.json.decode(failure)
     except (msgspec.DecodeError, UnicodeDecodeError):

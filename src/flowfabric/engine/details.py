@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
+import msgspec
 from msgspec import Struct, structs
 
 from flowfabric.core import checks, ids
@@ -14,7 +16,6 @@ from flowfabric.core.events import check_category, tag_events
 from flowfabric.core.policies import in_words
 from flowfabric.core.records import Execution, ExecutionTag, Step
 from flowfabric.core.states import PublicState
-from flowfabric.core.steps import recoded
 from flowfabric.core.views import ChildView, ExecutionDetails, details, step_view
 from flowfabric.engine import paging
 from flowfabric.engine.creation import namespaces_of
@@ -24,7 +25,8 @@ from flowfabric.engine.routes import required_capabilities
 from flowfabric.engine.shell import Group, execution_key, id_columns
 from flowfabric.engine.steps import steps_of
 from flowfabric.engine.topics import hint_about
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.engine.values import Values
+from flowfabric.errors import CodecFailed, InvalidInput, NotFound
 from flowfabric.store.base import Reader, Transaction
 
 
@@ -57,6 +59,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     result: bytes | None
     reason: str
     """Why it failed, expired or was cancelled, in words; empty otherwise."""
+    unread: str = ""
+    """Why the codec could not decode the result, which is then as it is stored."""
 
 
 class ChildPage(Struct, frozen=True, kw_only=True):
@@ -90,6 +94,20 @@ class OutcomeRow(Struct, frozen=True, kw_only=True):
         )
 
 
+def _decoded(values: Values, outcome: Outcome) -> Outcome:
+    result, unread = values.read(outcome.result)
+    return structs.replace(outcome, result=result, unread=unread)
+
+
+def _legible(values: Values, step: Step) -> Step:
+    """The step decoded. One that cannot be decoded looks as if that had been its failure."""
+    (result, unread), (failure, lost) = values.read(step.result), values.read(step.failure)
+    if why := unread or lost:
+        told = CodecFailed(why, decoding=True, what="its result" if unread else "its error")
+        result, failure = None, msgspec.json.encode({"name": "CodecFailed", "message": str(told)})
+    return structs.replace(step, result=result, failure=failure)
+
+
 class Details(Group):
     # Reading one execution with its steps, attempts and children ------------
 
@@ -116,10 +134,9 @@ class Details(Group):
         if found is None:
             return None
         (seen, steps), values = found, self.shell.values
-        shown = {
-            each.step_key: step_view(each)
-            for each in await values.through_all(steps, lambda each: recoded(each, values.show))
-        }
+        change = partial(_legible, values)
+        legible = await values.through_all(steps, change) if values.coded else map(change, steps)
+        shown = {each.step_key: step_view(each) for each in legible}
         return structs.replace(
             seen, steps=tuple(shown.get(each.step_key, each) for each in seen.steps)
         )
@@ -272,10 +289,9 @@ class Details(Group):
         if not full_ids:
             return Found(ended={}, missing=frozenset())
         rows = await self.select_as(OutcomeRow, "read_outcomes", **id_columns(full_ids))
-        show = self.shell.values.show
         outcomes = await self.shell.values.through_all(
             [row.outcome(row.public_state) for row in rows if row.public_state is not None],
-            lambda each: structs.replace(each, result=show(each.result)),
+            partial(_decoded, self.shell.values),
         )
         return Found(
             ended={each.execution_id: each for each in outcomes},

@@ -4,9 +4,13 @@ They pass as they are here; `flowfabric.codec` puts an app's codec in between.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
+
+from flowfabric.core.checks import ENCODED
+
+NO_CODEC: Final = "there is none; pass App(codec=…) the one it was written with"
 
 T = TypeVar("T")
 Data = TypeVar("Data", bytes, bytes | None)
@@ -40,6 +44,10 @@ class Values:
     def show(self, data: Data) -> Data:
         """Unpacked; as it is stored if it cannot be read, so that others still can."""
         return data
+
+    def read(self, data: Data) -> tuple[Data, str]:
+        """Unpacked; as it is stored if it cannot be read, and what kept it from being read."""
+        return data, NO_CODEC if data and data.startswith(ENCODED) else ""
 
     async def through(self, value: T, change: Callable[[T], T]) -> T:
         """Change a value by one of the above, if there is anything to change."""
