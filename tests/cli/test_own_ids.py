@@ -1,14 +1,16 @@
 """Ids of somebody's own, wherever people read or type ids."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 
-from flowfabric import App, Engine, connect
+from flowfabric import App, Context, Engine, connect
 from flowfabric.core.conditions import Single
 from flowfabric.core.creation import NewExecution
 from flowfabric.core.ids import uuid_of
 from flowfabric.errors import NotFound
+from tests.apps import working
 from tests.cli.command import run
 
 
@@ -31,6 +33,32 @@ async def test_an_own_id_is_enough_in_whatever_namespace(engine: Engine, url: st
     assert "--namespace" in ran.err
     assert run("cancel", "order-1", "--namespace", "bank", url=url).out == "1 cancelled\n"
     assert run("show", theirs, "--json", url=url).document["public_state"] == "cancelled"
+
+
+async def test_show_calls_parents_and_children_as_people_do(url: str) -> None:
+    app = App(url)
+
+    @app.task
+    async def ship() -> str:
+        return "sent"
+
+    @app.task
+    async def order(ctx: Context) -> str:
+        return await (await ctx.submit(ship, execution_id="parcel-7")).result()
+
+    async with app, working(app):
+        done = await app.submit(order, execution_id="order-7")
+        await done.result("20s")
+    shown = run("show", "order-7", url=url).out
+    assert "result of parcel-7" in shown
+    assert re.search(r"^submit ship .* parcel-7$", shown, re.MULTILINE)
+    assert re.search(r"^parcel-7 +completed +ship ", shown, re.MULTILINE)
+    assert re.search(
+        rf"^parent +order-7  {re.escape(done.execution_id)}$",
+        run("show", "parcel-7", url=url).out,
+        re.MULTILINE,
+    )
+    assert '"own_id":"parcel-7"' in run("show", "order-7", "--json", url=url).out
 
 
 @pytest.fixture(params=["sqlite-file", "postgres"])

@@ -29,10 +29,14 @@ async def test_an_execution_is_read_with_its_steps_attempts_and_children(
     children = []
     for kind in ("first", "second"):
         clock.advance("1s")
-        child = await given.waiting(execution_kind=kind, parent_execution_id=parent.execution_id)
+        own_id = "the second" if kind == "second" else None
+        child = await given.waiting(
+            execution_kind=kind, parent_execution_id=parent.execution_id, execution_id=own_id
+        )
         children.append(
             ChildView(
                 execution_id=child,
+                own_id=own_id,
                 execution_kind=kind,
                 public_state=PublicState.WAITING,
                 created_at_ms=clock.now_ms(),

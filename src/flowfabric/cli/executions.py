@@ -17,7 +17,7 @@ from flowfabric.core.checks import split_kind
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.parking import PUT_ASIDE
 from flowfabric.core.policies import in_words, span
-from flowfabric.core.records import Attempt
+from flowfabric.core.records import Attempt, StepKind
 from flowfabric.core.states import TERMINAL_STATES, AttemptLifecycle, PublicState
 from flowfabric.core.views import ExecutionDetails, ExecutionSnapshot, StepView
 from flowfabric.core.workers import Need, WorkerEntry, need_of, other_versions, serves
@@ -42,12 +42,7 @@ STEP_COLUMNS: Final = (
     right("TOOK"),
     REMARK,
 )
-CHILD_COLUMNS: Final[tuple[ScreenColumn, ...]] = (
-    fixed("CHILD"),
-    fixed("STATE"),
-    flexible("KIND"),
-    right("AGE"),
-)
+CHILD_COLUMNS: Final[tuple[ScreenColumn, ...]] = (fixed("STATE"), flexible("KIND"), right("AGE"))
 
 
 def print_section(columns: Sequence[ScreenColumn], rows: Sequence[Sequence[Text | str]]) -> None:
@@ -58,14 +53,15 @@ def print_section(columns: Sequence[ScreenColumn], rows: Sequence[Sequence[Text 
 
 def print_steps(execution: ExecutionDetails, now_ms: int) -> None:
     shown = execution.steps[-STEPS_SHOWN_MAX:]
+    called = {each.execution_id: each.own_id for each in execution.children if each.own_id}
     rows = [
         (
-            step.name,
+            _called(called, step.name),
             step.branch,
             step.kind,
             screen.ago(ended_at_ms(step, now_ms), now_ms),
             "" if step.duration_ms is None else span(step.duration_ms),
-            _outcome(step, now_ms),
+            _outcome(step, now_ms, called),
         )
         for step in shown
     ]
@@ -80,26 +76,35 @@ def ended_at_ms(step: StepView, now_ms: int) -> int | None:
     return step.wake_at_ms if step.wake_at_ms <= now_ms else None
 
 
-def _outcome(step: StepView, now_ms: int) -> Text | str:
+def _called(own_ids: Mapping[ExecutionId, str], text: str) -> str:
+    """A text that names at most one child, by the id that people gave it."""
+    named = next((each for each in own_ids if each in text), None)
+    return text if named is None else text.replace(named, own_ids[named])
+
+
+def _outcome(step: StepView, now_ms: int, called: Mapping[ExecutionId, str]) -> Text | str:
     if step.error is not None:
         return Text(screen.one_line(step.error), style="red")
     if step.wake_at_ms is not None:
         return f"wakes {screen.ago(step.wake_at_ms, now_ms)}" if step.wake_at_ms > now_ms else ""
-    return screen.one_line(screen.shown(step.result, STEP_CHARS_MAX))
+    result = screen.shown(step.result, STEP_CHARS_MAX)
+    if result is not None and step.kind is StepKind.SUBMIT:
+        result = _called(called, result)
+    return screen.one_line(result)
 
 
 def print_children(execution: ExecutionDetails, now_ms: int) -> None:
     shown = execution.children[:STEPS_SHOWN_MAX]
     rows = [
         (
-            screen.short_id(child.execution_id),
+            child.own_id or screen.short_id(child.execution_id),
             screen.state(child.public_state),
             child.execution_kind,
             span(now_ms - child.created_at_ms),
         )
         for child in shown
     ]
-    print_section(CHILD_COLUMNS, rows)
+    print_section((screen.id_column("CHILD"), *CHILD_COLUMNS), rows)
     _print_left_out(len(execution.children) - len(shown), "later children")
 
 
@@ -378,7 +383,10 @@ async def show(engine: Engine, target: options.Target, execution_id: str) -> Non
     console.print(heading)
     console.print(Text(explanation.sentence, style="italic"))
     console.print()
-    console.print(screen.facts(_facts(execution, now_ms)))
+    parent = execution.parent_execution_id
+    own_ids = {} if parent is None else await engine.own_ids([parent])
+    called = "  ".join((*own_ids.values(), parent or ""))
+    console.print(screen.facts(_facts(execution, now_ms, parent=called)))
     for name, data in (("payload", context.input_payload), ("result", result)):
         if text := screen.shown(data, DATA_CHARS_MAX):
             console.print()
@@ -390,7 +398,9 @@ async def show(engine: Engine, target: options.Target, execution_id: str) -> Non
     print_tracebacks(execution)
 
 
-def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | None]]:
+def _facts(
+    execution: ExecutionSnapshot, now_ms: int, *, parent: str
+) -> list[tuple[str, str | None]]:
     lease = execution.current_lease
     ended = execution.public_state in TERMINAL_STATES
     counts = {
@@ -404,7 +414,7 @@ def _facts(execution: ExecutionSnapshot, now_ms: int) -> list[tuple[str, str | N
         ("lane", f"{execution.lane_id}  priority {execution.priority}"),
         ("namespace", None if execution.namespace == "default" else execution.namespace),
         ("flow", execution.flow_id),
-        ("parent", execution.parent_execution_id),
+        ("parent", parent),
         ("created", screen.moment(execution.created_at_ms, now_ms)),
         ("started", screen.moment(execution.started_at_ms, now_ms)),
         ("ended", screen.moment(execution.completed_at_ms, now_ms)),

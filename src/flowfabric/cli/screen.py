@@ -264,10 +264,10 @@ def short_id(execution_id: str) -> str:
     return uuid if out().width >= WIDE_COLUMNS else uuid[-SHORT_ID_CHARS:]
 
 
-def id_column() -> ScreenColumn:
+def id_column(name: str = "ID") -> ScreenColumn:
     """A column for ids from `short_id` and for ids that people chose."""
     at_least = UUID_CHARS if out().width >= WIDE_COLUMNS else SHORT_ID_CHARS
-    return both_ends("ID", at_least=at_least)
+    return both_ends(name, at_least=at_least)
 
 
 def one_line(text: str | None) -> str:

@@ -266,6 +266,8 @@ class StepView(Struct, frozen=True, kw_only=True):
 
 class ChildView(Struct, frozen=True, kw_only=True):
     execution_id: ids.ExecutionId
+    own_id: str | None = None
+    """What its parent called it, if it gave it an id."""
     execution_kind: str
     public_state: states.PublicState
     created_at_ms: int
