@@ -283,11 +283,36 @@ def _unstorable(field: str, value: object, error: Exception) -> InvalidInput:
         odd = _where(value, _key_without_text, set()) if isinstance(error, TypeError) else None
     except RecursionError:
         odd = None
+    if isinstance(error, RecursionError):
+        return InvalidInput(field, f"cannot be stored: it {_too_deep(value)}. What can: {KINDS}")
     if odd is not None:
         place, key = odd
         problem = f"cannot be stored: JSON has no key like {key}; use text instead"
         return InvalidInput(f"{field}{place}", problem)
     return InvalidInput(field, f"cannot be stored: {error}. What can: {KINDS}", value)
+
+
+def _too_deep(value: object) -> str:
+    """What keeps a value from being walked to its end."""
+    return "holds itself" if _holds_itself(value) else "nests too deeply"
+
+
+def _holds_itself(value: object) -> bool:
+    """Whether a value is among those that lead to it, through what JSON has."""
+    # Without recursion, which is what has failed. True marks that all in a value has been seen.
+    inside: dict[int, object] = {}
+    left: list[tuple[object, bool]] = [(value, False)]
+    while left:
+        each, over = left.pop()
+        if over:
+            inside.pop(id(each), None)
+        elif id(each) in inside:
+            return True
+        elif parts := [part for _, part in _parts_of(each)]:
+            inside[id(each)] = each
+            left.append((each, True))
+            left += [(part, False) for part in parts]
+    return False
 
 
 def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":

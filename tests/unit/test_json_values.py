@@ -125,6 +125,18 @@ def test_a_value_without_a_form_in_json_that_contains_itself_is_refused() -> Non
         encode_value("payload", endless)
 
 
+def test_a_value_that_never_ends_is_refused_with_the_reason() -> None:
+    shared = [1]
+    endless: list[object] = [shared, shared]
+    endless.append({"again": endless})
+    deep: object = shared
+    for _ in range(100_000):
+        deep = [deep]
+    for value, problem in ((endless, "it holds itself"), (deep, "it nests too deeply")):
+        with pytest.raises(InvalidInput, match=f"^payload: cannot be stored: {problem}"):
+            encode_value("payload", value)
+
+
 @pytest.mark.parametrize("value", [{1: 2, 2: 3}, {"a": 1, 1: 2}, {1: {"1": 2}, 2: [{"1": 3}]}])
 def test_keys_that_differ_in_json_are_stored(value: object) -> None:
     assert encode_value("payload", value) == msgspec.json.encode(value)
