@@ -226,6 +226,23 @@ async def test_a_worker_that_is_heard_of_later_did_not_die(
     assert await engine.read_execution_state(execution_id) is expected
 
 
+async def test_a_worker_that_is_heard_of_before_it_claims_again_did_not_die(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    """Others may have taken over by the time it is heard of next."""
+    execution_id = await given.waiting()
+    await register(engine)
+    for _ in range(4):
+        claimed = await claim(engine)
+        assert claimed is not None
+        assert not claimed.last_chance
+        await lose(engine, clock)
+        clock.advance(ms=10)
+        await heard_of(engine, clock)
+        clock.advance(ms=10)
+    assert await engine.read_execution_state(execution_id) is PublicState.ACTIVE
+
+
 async def test_a_worker_that_lives_on_does_not_hide_those_that_died(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

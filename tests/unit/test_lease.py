@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.bounds import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
-from flowfabric.core.decisions import NO_CHANGES, Refusal, Subject, Timing
+from flowfabric.core.decisions import NO_CHANGES, Refusal, SignsOfLife, Subject, Timing
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
 from flowfabric.core.leases import (
@@ -156,7 +156,7 @@ def test_a_taken_over_attempt_ends_and_another_starts() -> None:
     ended = structs.replace(
         before.attempt,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
-        ended_at_ms=later_ms,
+        ended_at_ms=before.execution.lease_expired_at_ms,
         failure_reason="lease_expired",
     )
     started = Attempt(
@@ -287,6 +287,23 @@ def test_the_last_chance_comes_one_death_before_the_end(
 ) -> None:
     suspect = structs.replace(HELD.execution, policy=policy, worker_deaths=deaths)
     assert on_last_chance(suspect) is expected
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [
+        (SignsOfLife(), True),
+        (SignsOfLife(holder_lives=True), True),
+        (SignsOfLife(survivors=1), False),
+        (SignsOfLife(survivors=2), False),
+        (SignsOfLife(stepped=True), False),
+    ],
+)
+def test_those_who_were_heard_of_since_bring_no_last_chance(
+    signs: SignsOfLife, *, expected: bool
+) -> None:
+    suspect = structs.replace(HELD.execution, worker_deaths=2)
+    assert on_last_chance(suspect, signs) is expected
 
 
 @pytest.mark.parametrize(("begun", "deaths"), [(True, 0), (False, 2)])

@@ -270,7 +270,6 @@ def note_expired(
     """Write down that the lease expired; the lease's identity stays on the row for audit."""
     execution = subject.execution
     signs = subject.signs
-    deaths = 0 if signs.stepped else max(0, execution.worker_deaths - signs.survivors)
     if execution.ownership_state in LOST_LEASE:
         return decisions.Changes()
     event = lease_event(execution, LeaseEventType.EXPIRED, now_ms)
@@ -280,7 +279,7 @@ def note_expired(
         **into(Situation.EXPIRED_LEASE, "lease expired, awaiting reclaim"),
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
-        worker_deaths=deaths + (died and not signs.holder_lives),
+        worker_deaths=deaths_that_count(execution, signs) + (died and not signs.holder_lives),
     )
     return _capped(subject, lost, event, now_ms)
 
@@ -376,14 +375,20 @@ def _too_often(lost: Execution) -> str | None:
     return None
 
 
-def on_last_chance(execution: Execution) -> bool:
+def deaths_that_count(execution: Execution, signs: decisions.SignsOfLife) -> int:
+    """In a row, and of workers that have not been heard of since."""
+    return 0 if signs.stepped else max(0, execution.worker_deaths - signs.survivors)
+
+
+def on_last_chance(execution: Execution, signs: decisions.SignsOfLife = decisions.NO_SIGNS) -> bool:
     """Whether its worker has died, and the next death in a row would fail it.
 
     All that a dead worker had in hand has then seen a death, whichever of them killed it. To tell
     that one from the others, a worker begins one execution on its last chance at a time.
     """
     limit = parse_policy(execution.policy).max_worker_deaths
-    return execution.worker_deaths > 0 and execution.worker_deaths + 1 >= limit
+    deaths = deaths_that_count(execution, signs)
+    return deaths > 0 and deaths + 1 >= limit
 
 
 # Giving an execution to a worker --------------------------------------------
@@ -464,7 +469,8 @@ def _reclaim(
     ended = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
-        ended_at_ms=now_ms,
+        # Whether its worker was heard of later, is asked from here on.
+        ended_at_ms=before.lease_expired_at_ms or now_ms,
         failure_reason=reason,
     )
     count = reclaims(before) + 1

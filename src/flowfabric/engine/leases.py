@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
 from flowfabric.core.checks import check_int, check_list, check_offered, optional
-from flowfabric.core.decisions import Decision, Subject, Timing
+from flowfabric.core.decisions import NO_SIGNS, Decision, Subject, Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     AttemptId,
@@ -47,6 +47,7 @@ from flowfabric.core.records import Execution, view_of
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import shell, topics
+from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.gated_claims import ClaimQuery, ClaimRequest, ClaimRow, GatedClaims
 from flowfabric.engine.gates import GATES_TOPIC
 from flowfabric.engine.keeping_back import let_go_for
@@ -320,7 +321,12 @@ class Leases(shell.Group):
 
         async def body(tx: Reader) -> set[LeaseId]:
             found = await tx.get(Execution, list(suspects))
-            return {suspects[key].lease_id for key, each in found.items() if on_last_chance(each)}
+            signs = await signs_of_life(tx, found.values())
+            return {
+                suspects[key].lease_id
+                for key, each in found.items()
+                if on_last_chance(each, signs.get(each.execution_id, NO_SIGNS))
+            }
 
         return await self.store.read(body)
 

@@ -20,16 +20,24 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from flowfabric.core.bounds import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_MS_MIN
 from flowfabric.core.checks import check_bool, check_int, check_offered
-from flowfabric.core.ids import ExecutionId, parse_worker_id, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    LaneId,
+    Namespace,
+    WorkerId,
+    WorkerInstanceId,
+    parse_worker_id,
+    uuid_of,
+)
+from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.policies import Duration, duration_ms
-from flowfabric.core.workers import STOPPED, LaneShares, LaneWeights, Refreshed
+from flowfabric.core.workers import LaneShares, LaneWeights, Offer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics
 from flowfabric.engine.topics import LOST_TOPIC
@@ -53,6 +61,7 @@ from flowfabric.worker.leases import (
     LastChances,
     clock_s,
 )
+from flowfabric.worker.presence import Presence, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
@@ -160,87 +169,7 @@ def check_worker_settings(given: object) -> None:
         raise InvalidInput("settings", "must be WorkerSettings, such as WorkerSettings(threads=8)")
 
 
-# Saying which worker is there and what it serves, and that it has gone ------
-#
-# A worker that starts may bring code that blocked executions have been waiting for.
-
 log = open_log(__name__)
-
-RELEASES_MAX: Final = 1_000
-"""Batches of blocked executions a starting worker releases; the rest look again later."""
-REPORT_TIMEOUT_S: Final = 5.0
-BEATS_PER_LIFE: Final = 3
-"""How often a worker says that it is alive before it would be taken for dead."""
-WITHDRAW_TIMEOUT_S: Final = 5.0
-
-
-async def announce(
-    engine: Engine,
-    settings: WorkerSettings,
-    lanes: Sequence[str],
-    tasks: Mapping[str, Task[..., object]],
-    namespace: str | None,
-) -> None:
-    """Keep the worker registered until cancelled, then say that it has gone."""
-    registered = False
-    began_s = time.monotonic()
-    try:
-        while True:
-            try:
-                with statements_within(REPORT_TIMEOUT_S):
-                    if registered:
-                        alive = await engine.heartbeat_worker(
-                            settings.worker_instance_id, namespace=namespace
-                        )
-                        registered = isinstance(alive, Refreshed)
-                    if not registered:
-                        await engine.register_worker(
-                            lanes,
-                            worker_id=settings.worker_id,
-                            worker_instance_id=settings.worker_instance_id,
-                            liveness_ttl_ms=settings.liveness_ttl_ms,
-                            capabilities=settings.capabilities,
-                            kinds=list(tasks),
-                            namespace=namespace,
-                            uptime_ms=int((time.monotonic() - began_s) * 1_000),
-                        )
-                        registered = True
-            except FlowFabricError as error:
-                log.log(level_of(error), "could not register the worker: %s", error)
-            await asyncio.sleep(settings.liveness_ttl_ms / BEATS_PER_LIFE / 1_000)
-    finally:
-        with suppress(FlowFabricError, TimeoutError):
-            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                # It finishes what it has in hand, or hands it back.
-                await engine.mark_worker_dead(
-                    settings.worker_instance_id,
-                    namespace=namespace,
-                    reason=STOPPED,
-                    revoke_leases=False,
-                )
-
-
-async def release_blocked(
-    engine: Engine, tasks: Mapping[str, Task[..., object]], namespace: str | None
-) -> None:
-    """Let executions that other code blocked try the code of this worker."""
-    if not tasks:
-        return
-    try:
-        started_ms = await engine.server_time_ms()
-        for _ in range(RELEASES_MAX):
-            swept = await engine.release_blocked(
-                list(tasks), namespace=namespace, blocked_before_ms=started_ms
-            )
-            if not swept.full:
-                return
-    except FlowFabricError as error:
-        log.log(
-            level_of(error),
-            "could not release blocked executions; they look again later: %s",
-            error,
-        )
-
 
 NAMED_MAX: Final = 5
 """How many running tasks are named when the worker stops."""
@@ -312,6 +241,18 @@ class Worker:
         """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
         self._suspects = LastChances(self._slot_freed.set)
+        offer = Offer(
+            worker=WorkerIdentity(
+                worker_id=WorkerId(settings.worker_id),
+                worker_instance_id=WorkerInstanceId(settings.worker_instance_id),
+            ),
+            namespace=None if namespace is None else Namespace(namespace),
+            lanes=tuple(LaneId(each) for each in self._shares.names),
+            kinds=tuple(tasks),
+            capabilities=tuple(settings.capabilities),
+            liveness_ttl_ms=settings.liveness_ttl_ms,
+        )
+        self._presence = Presence(engine, offer, self._patience_s)
         self._stopping = asyncio.Event()
         self._deadline_passed = asyncio.Event()
         self._average_s = QUICK_S
@@ -358,9 +299,7 @@ class Worker:
     async def _run(self) -> None:
         log.info("worker %s starts", self.settings.worker_instance_id)
         namespace = self._namespace
-        announcing = asyncio.create_task(
-            announce(self._engine, self.settings, self._shares.names, self._tasks, namespace)
-        )
+        announcing = asyncio.create_task(self._presence.announce())
         background = [
             asyncio.create_task(release_blocked(self._engine, self._tasks, namespace)),
             asyncio.create_task(self._watch_for_lost()),
@@ -428,11 +367,14 @@ class Worker:
                     await asyncio.sleep(GATHER_S)
                     wanted = self._wanted() or wanted
                 try:
+                    if self._presence.in_doubt:
+                        await self._presence.say()
                     found = await self._claim(wanted)
                 except FOR_NOBODY as gone:
                     self._give_up(gone)
                     return
                 except FlowFabricError as error:
+                    self._presence.doubt()
                     log.log(
                         level_of(error),
                         "could not claim; trying again in %.1f s: %s",
@@ -558,6 +500,8 @@ class Worker:
 
     def stop_asked(self, attempt: RunningAttempt) -> None:
         """Give the handler a while to stop, then continue without it."""
+        if attempt.lease.lost is not None:
+            self._presence.doubt()
         grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
         asyncio.get_running_loop().call_later(grace_s, self._abandon, attempt)
 

@@ -160,7 +160,8 @@ select e.partition_key, e.execution_id, e.total_attempt_count,
 update attempt
    set attempt_state = case when c.kind = 'resumed' then 'started'
                             else 'interrupted_reclaimed' end,
-       ended_at_ms = case when c.kind = 'reclaimed' then :clock else attempt.ended_at_ms end,
+       ended_at_ms = case when c.kind = 'reclaimed' then coalesce(e.lease_expired_at_ms, :clock)
+                          else attempt.ended_at_ms end,
        failure_reason = case when c.kind = 'reclaimed' then c.reason
                              else attempt.failure_reason end,
        resumed_at_ms = case when c.kind = 'resumed' then :clock else attempt.resumed_at_ms end,
