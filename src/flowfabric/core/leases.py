@@ -168,6 +168,13 @@ def lease_is_dead(execution: Execution, now_ms: int) -> bool:
     )
 
 
+def is_held(execution: Execution, now_ms: int) -> bool:
+    """Whether a worker has a live lease of it."""
+    leased = execution.ownership_state is OwnershipState.LEASED
+    active = execution.lifecycle_phase is LifecyclePhase.ACTIVE
+    return active and leased and not lease_is_dead(execution, now_ms)
+
+
 # Keeping --------------------------------------------------------------------
 
 
@@ -442,6 +449,17 @@ def grant_lease(
     if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
         return _resume(subject, lease, now_ms=now_ms)
     return _start(subject, {**lease, **timers}, now_ms=now_ms)
+
+
+def granted_before(execution: Execution, attempt: Attempt) -> Granted:
+    """What was granted with the lease that an execution has: its worker may not have heard it."""
+    if attempt.resumed_at_ms is not None:
+        kind = HandleKind.RESUMED
+    elif attempt.attempt_type is AttemptType.RECLAIM:
+        kind = HandleKind.RECLAIMED
+    else:
+        kind = HandleKind.FRESH
+    return Granted(kind=kind, execution=execution, attempt=attempt)
 
 
 def _start(

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -39,11 +40,11 @@ from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.policies import Duration, duration_ms
 from flowfabric.core.workers import LaneShares, LaneWeights, Offer
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.leases import claim_topics
+from flowfabric.engine.leases import claim_topics, sooner
 from flowfabric.engine.topics import LOST_TOPIC
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.logs import open_log
-from flowfabric.outages import FOR_NOBODY, first_of, level_of, statements_within
+from flowfabric.outages import ASK_AGAIN, FOR_NOBODY, first_of, level_of, statements_within
 from flowfabric.reconcilers import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
@@ -61,6 +62,7 @@ from flowfabric.worker.leases import (
     LastChances,
     clock_s,
 )
+from flowfabric.worker.lost_claims import LostClaims, new_mark
 from flowfabric.worker.presence import Presence, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
@@ -241,23 +243,30 @@ class Worker:
         """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
         self._suspects = LastChances(self._slot_freed.set)
-        offer = Offer(
+        offer = self._offer()
+        self._presence = Presence(engine, offer, self._patience_s)
+        self._lost_claims = LostClaims(
+            engine, offer, lease_ttl_ms=settings.lease_ttl_ms, patience_s=self._patience_s
+        )
+        self._stopping = asyncio.Event()
+        self._deadline_passed = asyncio.Event()
+        self._average_s = QUICK_S
+        self._started_at_s = 0.0
+        """When a handler was last started, by the monotonic clock."""
+
+    def _offer(self) -> Offer:
+        settings, namespace = self.settings, self._namespace
+        return Offer(
             worker=WorkerIdentity(
                 worker_id=WorkerId(settings.worker_id),
                 worker_instance_id=WorkerInstanceId(settings.worker_instance_id),
             ),
             namespace=None if namespace is None else Namespace(namespace),
             lanes=tuple(LaneId(each) for each in self._shares.names),
-            kinds=tuple(tasks),
+            kinds=tuple(self._tasks),
             capabilities=tuple(settings.capabilities),
             liveness_ttl_ms=settings.liveness_ttl_ms,
         )
-        self._presence = Presence(engine, offer, self._patience_s)
-        self._stopping = asyncio.Event()
-        self._deadline_passed = asyncio.Event()
-        self._average_s = QUICK_S
-        self._started_at_s = 0.0
-        """When a handler was last started, by the monotonic clock."""
 
     # Living
 
@@ -356,20 +365,22 @@ class Worker:
                     await first_of(handing_back, self._stopping.wait())
                 alone_s = self._suspects.alone_s
                 wanted = 0 if alone_s else self._wanted()
-                if wanted == 0:
-                    until_s = alone_s or (STUCK_S if self._waiting else None)
+                look_s = None if alone_s else self._lost_claims.due_in_s
+                if wanted == 0 and look_s != 0:
+                    until_s = alone_s or look_s or (STUCK_S if self._waiting else None)
                     freed, stopped = self._slot_freed.wait(), self._stopping.wait()
                     await first_of(freed, stopped, timeout_s=until_s)
                     self._slot_freed.clear()
                     continue
-                if wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
+                if 0 < wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
                     # Handlers finish constantly: wait a moment and claim a larger batch.
                     await asyncio.sleep(GATHER_S)
                     wanted = self._wanted() or wanted
                 try:
-                    if self._presence.in_doubt:
-                        await self._presence.say()
-                    found = await self._claim(wanted)
+                    await self._recover()
+                    if self._suspects.alone_s:
+                        wanted = 0
+                    found = await self._claim(wanted) if wanted else 0
                 except FOR_NOBODY as gone:
                     self._give_up(gone)
                     return
@@ -394,7 +405,10 @@ class Worker:
                 else:
                     self._fill_slots()
                     idle_s = STUCK_S if self._waiting else IDLE_S
-                    await hints.wait(min(idle_s, self._engine.claims_again_in_s or idle_s))
+                    look_s = self._lost_claims.due_in_s
+                    if look_s != 0:
+                        again_s = sooner(self._engine.claims_again_in_s, look_s)
+                        await hints.wait(min(idle_s, again_s or idle_s))
 
     def _is_stuck(self) -> bool:
         """Whether claimed work waits and no slot has come free for it in a while."""
@@ -419,19 +433,35 @@ class Worker:
         """Take up to `limit`, to be started; where lanes have weights, from each its share."""
         if not self._tasks:
             return 0
-        asked_at_s = clock_s()
-        with statements_within(self._patience_s):
-            claimed = await self._engine.claim_many(
-                self._shares.names if self._shares.alike else self._shares.weights,
-                limit=limit,
-                worker_id=self.settings.worker_id,
-                worker_instance_id=self.settings.worker_instance_id,
-                capabilities=self.settings.capabilities,
-                kinds=list(self._tasks),
-                namespace=self._namespace,
-                lease_ttl_ms=self.settings.lease_ttl_ms,
-            )
-        leases = [HeldLease(each, asked_at_s) for each in claimed]
+        asked_at_s, mark = clock_s(), new_mark()
+        try:
+            with statements_within(self._patience_s):
+                claimed = await self._engine.claim_many(
+                    self._shares.names if self._shares.alike else self._shares.weights,
+                    limit=limit,
+                    worker_id=self.settings.worker_id,
+                    worker_instance_id=self.settings.worker_instance_id,
+                    capabilities=self.settings.capabilities,
+                    kinds=list(self._tasks),
+                    namespace=self._namespace,
+                    lease_ttl_ms=self.settings.lease_ttl_ms,
+                    mark=mark,
+                )
+        except ASK_AGAIN:
+            self._lost_claims.note(mark)
+            raise
+        await self._take([HeldLease(each, asked_at_s) for each in claimed])
+        return len(claimed)
+
+    async def _recover(self) -> None:
+        """After an outage: be heard of, and take up what claims without an answer were granted."""
+        if self._presence.in_doubt:
+            await self._presence.say()
+        if self._lost_claims.due_in_s == 0:
+            await self._take(await self._lost_claims.find())
+
+    async def _take(self, leases: list[HeldLease]) -> None:
+        """Let them wait for their slots."""
         self._heartbeat.add(*leases)
         suspects = [lease for lease in leases if lease.claimed.last_chance]
         if suspects:
@@ -447,7 +477,6 @@ class Worker:
             # Before any of them begins: it may kill the worker at once.
             await asyncio.gather(*map(self._put_aside, back_ms.keys(), back_ms.values()))
         self._waiting.extend(leases)
-        return len(claimed)
 
     async def _put_aside(self, lease: HeldLease, back_in_ms: int) -> None:
         """Release an execution that has not begun, because another goes first.
@@ -527,6 +556,8 @@ class Worker:
     # Stopping
 
     async def _drain(self) -> None:
+        with suppress(FlowFabricError):
+            self._waiting.extend(await self._lost_claims.find(all_now=True))
         await self._hand_back_waiting("the worker stops")
         drain_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
         deadline_s = time.monotonic() + drain_s
