@@ -289,6 +289,23 @@ def test_the_last_chance_comes_one_death_before_the_end(
     assert on_last_chance(suspect) is expected
 
 
+@pytest.mark.parametrize(("renews_first", "deaths"), [(True, 2), (False, 3)])
+def test_what_is_renewed_before_it_begins_sees_no_death_until_then(
+    *, renews_first: bool, deaths: int
+) -> None:
+    before = expired_lease()
+    lost = structs.replace(before, execution=structs.replace(before.execution, worker_deaths=2))
+    now_ms = LATE.now_ms
+    claimed = grant_lease(lost, WORKER, TTL_MS, ids(2), now_ms, renews_first=renews_first)
+    held = applied(lost, claimed.changes)
+    policy = '{"max_worker_deaths": 9}'
+    held = structs.replace(held, execution=structs.replace(held.execution, policy=policy))
+    late = Timing(now_ms=now_ms + TTL_MS)
+    assert applied(held, decide_expire_lease(held, late).changes).execution.worker_deaths == deaths
+    renewed = applied(held, decide_renew(held, fence_of(held), TTL_MS, now_ms).changes)
+    assert applied(renewed, decide_expire_lease(renewed, late).changes).execution.worker_deaths == 3
+
+
 @pytest.mark.parametrize(
     ("signs", "expected"),
     [

@@ -286,7 +286,8 @@ def note_expired(
         **into(Situation.EXPIRED_LEASE, "lease expired, awaiting reclaim"),
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
-        worker_deaths=deaths_that_count(execution, signs) + (died and not signs.holder_lives),
+        worker_deaths=deaths_that_count(execution, signs)
+        + (died and has_begun(execution) and not signs.holder_lives),
     )
     return _capped(subject, lost, event, now_ms)
 
@@ -382,6 +383,15 @@ def _too_often(lost: Execution) -> str | None:
     return None
 
 
+def has_begun(execution: Execution) -> bool:
+    """Whether its worker may have begun it.
+
+    One that said it would renew the lease first has not begun what it never renewed.
+    """
+    renewed_at_ms, since_ms = execution.lease_last_renewed_at_ms, execution.lease_acquired_at_ms
+    return renewed_at_ms is None or since_ms is None or renewed_at_ms >= since_ms
+
+
 def deaths_that_count(execution: Execution, signs: decisions.SignsOfLife) -> int:
     """In a row, and of workers that have not been heard of since."""
     return 0 if signs.stepped else max(0, execution.worker_deaths - signs.survivors)
@@ -434,20 +444,25 @@ def grant_lease(
     now_ms: int,
     *,
     timers: Mapping[str, decisions.Field] = NO_TIMERS,
+    renews_first: bool = False,
 ) -> decisions.Decision[Granted]:
     """Give a ready execution to `worker`.
 
     An interrupted attempt (delayed, suspended, waiting for children) continues
     under the same index; work with a lost lease, a retry or a replay starts a
-    new attempt. `timers` replace those of an attempt that starts.
+    new attempt. `timers` replace those of an attempt that starts. A worker that `renews_first` has
+    not begun an execution over which others have died before it renews the lease.
     """
     execution = subject.execution
     assert execution.ready, "only ready executions are granted"
     lease = _lease(execution, worker, lease_ttl_ms=lease_ttl_ms, ids=ids, now_ms=now_ms)
+    again = lease
+    if renews_first and execution.worker_deaths:
+        again = {**lease, "lease_last_renewed_at_ms": now_ms - 1}
     if execution.lifecycle_phase is LifecyclePhase.ACTIVE:
-        return _reclaim(subject, lease, now_ms=now_ms)
+        return _reclaim(subject, again, now_ms=now_ms)
     if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
-        return _resume(subject, lease, now_ms=now_ms)
+        return _resume(subject, again, now_ms=now_ms)
     return _start(subject, {**lease, **timers}, now_ms=now_ms)
 
 

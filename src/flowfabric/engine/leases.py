@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
-from flowfabric.core.checks import check_int, check_list, check_offered, optional
+from flowfabric.core.checks import check_bool, check_int, check_list, check_offered, optional
 from flowfabric.core.decisions import NO_SIGNS, Decision, Subject, Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
@@ -233,6 +233,7 @@ class Leases(shell.Group):
         lease_ttl_ms: int = LEASE_TTL_MS,
         max_wait_ms: int = 0,
         mark: str | None = None,
+        renews_first: bool = False,
     ) -> list[Claimed]:
         """Take up to `limit` ready executions, best first over all lanes together.
 
@@ -241,7 +242,9 @@ class Leases(shell.Group):
         of what is claimed, call after call; what it has no work for goes to the others.
 
         A caller that loses the answer asks `find_claimed` for it, by a `mark` of its own choosing:
-        twelve random hexadecimal digits, used once.
+        twelve random hexadecimal digits, used once. One that `renews_first` renews the leases of
+        executions over which workers have died before it begins them: until then they end without
+        counting as a death.
         """
         check_int("limit", limit, 1, BATCH_MAX)
         check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
@@ -251,6 +254,7 @@ class Leases(shell.Group):
             worker_id=worker.worker_id,
             worker_instance_id=worker.worker_instance_id,
             lease_ttl_ms=lease_ttl_ms,
+            renews_first=check_bool("renews_first", renews_first),
             lease_mark=bytes.fromhex(optional(partial(check_mark, "mark"), mark) or ""),
         )
         query = check_query(lane_ids, kinds, capabilities, namespace)
@@ -366,7 +370,13 @@ class Leases(shell.Group):
         self.lone_members.note(leases)
         last = await self._on_last_chance(leases)
         claimed = [
-            structs.replace(each, last_chance=True) if lease.lease_id in last else each
+            structs.replace(
+                each,
+                last_chance=lease.lease_id in last,
+                renew_first=request.renews_first,
+            )
+            if lease.worker_deaths
+            else each
             for lease, each in taken
         ]
         return list(await self.shell.values.through_all(claimed, self._shown))

@@ -38,6 +38,7 @@ from flowfabric.core.ids import (
 )
 from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.policies import Duration, duration_ms
+from flowfabric.core.results import Renewed
 from flowfabric.core.workers import LaneShares, LaneWeights, Offer
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics, sooner
@@ -54,6 +55,7 @@ from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.leases import (
+    ALONE_S,
     BEATS_PER_LEASE,
     SUSPECTS_APART_MS,
     Connect,
@@ -446,6 +448,7 @@ class Worker:
                     namespace=self._namespace,
                     lease_ttl_ms=self.settings.lease_ttl_ms,
                     mark=mark,
+                    renews_first=True,
                 )
         except ASK_AGAIN:
             self._lost_claims.note(mark)
@@ -461,8 +464,8 @@ class Worker:
             await self._take(await self._lost_claims.find())
 
     async def _take(self, leases: list[HeldLease]) -> None:
-        """Let them wait for their slots."""
-        self._heartbeat.add(*leases)
+        """Let them wait for their slots, as far as others have no turn before."""
+        self._heartbeat.add(*(lease for lease in leases if not lease.claimed.renew_first))
         suspects = [lease for lease in leases if lease.claimed.last_chance]
         if suspects:
             leases = [lease for lease in leases if not lease.claimed.last_chance]
@@ -476,7 +479,48 @@ class Worker:
                 leases = [chosen]
             # Before any of them begins: it may kill the worker at once.
             await asyncio.gather(*map(self._put_aside, back_ms.keys(), back_ms.values()))
-        self._waiting.extend(leases)
+            if chosen is not None:
+                await self._until_quiet()
+        self._waiting.extend(await self._renewed_first(leases))
+
+    async def _until_quiet(self) -> None:
+        """What began a moment ago may kill the worker, and take along what begins beside it."""
+        quiet_s = min(ALONE_S, self._patience_s)
+        while self._running and not self._stopping.is_set():
+            left_s = self._started_at_s + quiet_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await first_of(self._slot_freed.wait(), self._stopping.wait(), timeout_s=left_s)
+            self._slot_freed.clear()
+        self._suspects.begins()
+
+    async def _renewed_first(self, leases: Sequence[HeldLease]) -> list[HeldLease]:
+        """Say of those over which workers have died that they begin; leave out the others of them.
+
+        If their worker dies before that, it is not for their sake.
+        """
+        first = [lease for lease in leases if lease.claimed.renew_first]
+        if not first:
+            return list(leases)
+        asked_at_s = clock_s()
+        renew = partial(self._engine.renew_many, [lease.handle for lease in first])
+        try:
+            answers = await self._reports.call_engine(first[0], renew)
+        except FlowFabricError as error:
+            log.log(level_of(error), "%d leases could not be renewed: %s", len(first), error)
+            answers = []
+        begin = {
+            lease
+            for lease, answer in zip(first, answers, strict=False)
+            if isinstance(answer, Renewed)
+        }
+        for lease in first:
+            if lease in begin:
+                lease.confirm(asked_at_s)
+                self._heartbeat.add(lease)
+            else:
+                self._forget(lease)
+        return [lease for lease in leases if lease not in first or lease in begin]
 
     async def _put_aside(self, lease: HeldLease, back_in_ms: int) -> None:
         """Release an execution that has not begun, because another goes first.

@@ -190,7 +190,8 @@ with clock as (
            worker_instance_id = :worker_instance_id,
            lease_acquired_at_ms = c.now_ms,
            lease_expires_at_ms = c.now_ms + :lease_ttl_ms::bigint,
-           lease_last_renewed_at_ms = null,
+           lease_last_renewed_at_ms = case when :renews_first::boolean and c.kind <> 'fresh'
+                                            and e.worker_deaths > 0 then c.now_ms - 1 end,
            lease_expired_at_ms = null,
            lease_revoked_at_ms = null,
            lease_revoke_reason = null,

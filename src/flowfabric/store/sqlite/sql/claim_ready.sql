@@ -204,7 +204,10 @@ update live
        worker_instance_id = :worker_instance_id,
        lease_acquired_at_ms = :clock,
        lease_expires_at_ms = :clock + :lease_ttl_ms,
-       lease_last_renewed_at_ms = null,
+       lease_last_renewed_at_ms = case when :renews_first and worker_deaths > 0
+                                        and (lifecycle_phase = 'active'
+                                             or attempt_state = 'attempt_interrupted')
+                                       then :clock - 1 end,
        lease_expired_at_ms = null,
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
