@@ -31,6 +31,7 @@ class Network(Proxy):
         super().__init__(url)
         self._writes = re.compile(b"")
         self._cut: Cut | None = None
+        self._lines: list[_Line] = []
         self.was_cut = asyncio.Event()
 
     def cut_commit(self, table: str, when: Cut) -> None:
@@ -39,11 +40,17 @@ class Network(Proxy):
         self._cut = when
         self.was_cut.clear()
 
+    def end_connections(self) -> None:
+        """All there are: what is prepared anew can be cut."""
+        while self._lines:
+            self._lines.pop().end()
+
     async def connected(
         self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter
     ) -> None:
         server, to_server = await self.reach_server()
         line = _Line(self, to_client, to_server)
+        self._lines.append(line)
         self.start(line.requests(client), line.answers(server))
 
     def writes(self, data: bytes) -> bool:
@@ -80,7 +87,7 @@ class _Line:
                         break
                 self._to_server.write(data)
                 await self._to_server.drain()
-        self._end()
+        self.end()
 
     async def answers(self, server: asyncio.StreamReader) -> None:
         with suppress(ConnectionError):
@@ -94,13 +101,13 @@ class _Line:
                     self._writing = self._committing = False
                 self._to_client.write(data)
                 await self._to_client.drain()
-        self._end()
+        self.end()
 
     def _commits(self, request: bytes) -> bool:
         if self._alone:
             return request.startswith(EXECUTE)
         return request.startswith(b"Q") and request.endswith(b"commit\0")
 
-    def _end(self) -> None:
+    def end(self) -> None:
         self._to_client.close()
         self._to_server.close()

@@ -348,8 +348,9 @@ _TABLE: Final[Sequence[tuple[frozenset[Scope], Reach, bool, str]]] = (
         _WORK,
         Reach.OWN,
         True,
-        """renew renew_many renew_lease find_lost_leases register_worker heartbeat_worker
-        record_steps await_executions hand_back hand_back_many complete complete_many progress
+        """find_claimed renew renew_many renew_lease find_lost_leases register_worker
+        heartbeat_worker record_steps await_executions hand_back hand_back_many complete
+        complete_many progress
         update_progress release_blocked create_waitpoint close_waitpoint observe_signals
         take_signals set_aside_signals expire_execution""",
     ),

@@ -201,7 +201,19 @@ def claiming() -> dict[str, Arguments]:
         "create_execution": {"request": new()},
         "create_executions": {"requests": [new()], "key_wait_ms": 100},
         "claim": {"lane_id": "default", **claim},
-        "claim_many": {"lane_ids": ["default"], "limit": 1, **claim},
+        "claim_many": {
+            "lane_ids": ["default"],
+            "limit": 1,
+            **claim,
+            "mark": "0123456789ab",
+            "renews_first": True,
+        },
+        "find_claimed": {
+            "mark": "0123456789ab",
+            **WORKER,
+            "namespace": "n",
+            "lease_ttl_ms": 1_000,
+        },
     }
 
 

@@ -353,7 +353,7 @@ async def test_a_lost_lease_is_reclaimed_with_a_new_attempt(
     assert old == structs.replace(
         lost,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
-        ended_at_ms=now_ms,
+        ended_at_ms=before.lease_expired_at_ms or now_ms,
         failure_reason=reason,
     )
     assert attempt == Attempt(

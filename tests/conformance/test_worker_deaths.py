@@ -158,6 +158,41 @@ async def test_what_gets_on_is_on_its_last_chance_no_longer(
     assert not claimed.last_chance
 
 
+async def test_a_worker_that_dies_before_it_begins_a_run_does_not_count(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    """It renews the lease of one on its last chance before it begins it."""
+    execution_id = await given.waiting()
+    for _ in range(2):
+        assert await claim(engine) is not None
+        await lose(engine, clock)
+    for _ in range(4):
+        (claimed,) = await claim_apart(engine)
+        assert (claimed.last_chance, claimed.renew_first) == (True, True)
+        await lose(engine, clock)
+    assert await engine.read_execution_state(execution_id) is PublicState.ACTIVE
+    (claimed,) = await claim_apart(engine)
+    await engine.renew(claimed.handle)
+    await lose(engine, clock)
+    assert await engine.read_execution_state(execution_id) is PublicState.FAILED
+
+
+async def test_what_no_worker_died_over_needs_no_renewal_before_it_begins(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    execution_id = await given.waiting(policy={"max_worker_deaths": 1})
+    (claimed,) = await claim_apart(engine)
+    assert not claimed.renew_first
+    await lose(engine, clock)
+    assert await engine.read_execution_state(execution_id) is PublicState.FAILED
+
+
+async def claim_apart(engine: Engine) -> list[Claimed]:
+    return await engine.claim_many(
+        ["default"], limit=10, **WORKER, lease_ttl_ms=TTL_MS, renews_first=True
+    )
+
+
 async def test_what_is_handed_back_or_taken_away_is_no_death(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:
@@ -224,6 +259,23 @@ async def test_a_worker_that_is_heard_of_later_did_not_die(
         await lose(engine, clock)
     expected = PublicState.ACTIVE if lives else PublicState.FAILED
     assert await engine.read_execution_state(execution_id) is expected
+
+
+async def test_a_worker_that_is_heard_of_before_it_claims_again_did_not_die(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    """Others may have taken over by the time it is heard of next."""
+    execution_id = await given.waiting()
+    await register(engine)
+    for _ in range(4):
+        claimed = await claim(engine)
+        assert claimed is not None
+        assert not claimed.last_chance
+        await lose(engine, clock)
+        clock.advance(ms=10)
+        await heard_of(engine, clock)
+        clock.advance(ms=10)
+    assert await engine.read_execution_state(execution_id) is PublicState.ACTIVE
 
 
 async def test_a_worker_that_lives_on_does_not_hide_those_that_died(

@@ -50,6 +50,7 @@ class Question:
     offered: tuple[str, ...]
     limit: int
     ttl_ms: int
+    renews_first: bool
 
     def served(self, past: Past) -> bool:
         return (
@@ -66,6 +67,7 @@ questions = st.builds(
     offered=st.sampled_from((("cpu", "gpu"), ("gpu",), ())),
     limit=st.integers(1, len(KINDS)),
     ttl_ms=st.sampled_from((1, 1_000)),
+    renews_first=st.booleans(),
 )
 
 BROKEN_FENCES: tuple[Callable[[Handle], Handle], ...] = (
@@ -142,6 +144,7 @@ def check_claim(world: World, histories: list[Past], question: Question) -> None
             capabilities=question.offered,
             kinds=question.kinds,
             lease_ttl_ms=question.ttl_ms,
+            renews_first=question.renews_first,
         )
     )
     served = [before[each.execution_id] for each in grown if question.served(each.past)]
@@ -152,9 +155,19 @@ def check_claim(world: World, histories: list[Past], question: Question) -> None
     decided: dict[ExecutionId, Changes] = {}
     for life, claim in zip(chosen, claimed, strict=True):
         ids = NewIds(lease_id=claim.lease_id, attempt_id=claim.attempt_id)
-        decision = grant_lease(life.subject, WORKER, question.ttl_ms, ids, world.now_ms)
+        decision = grant_lease(
+            life.subject,
+            WORKER,
+            question.ttl_ms,
+            ids,
+            world.now_ms,
+            renews_first=question.renews_first,
+        )
         decided[claim.execution_id] = decision.changes
-        told = structs.replace(claim, progress=None)
+        told = structs.replace(claim, progress=None, renew_first=False)
+        assert claim.renew_first == (
+            question.renews_first and decision.answer.execution.worker_deaths > 0
+        )
         assert told == told_of(decision.answer, claim.handle.signature, question.ttl_ms, world)
         if claim.progress is not None:
             progress = world.run(world.engine.read_progress(claim.execution_id))

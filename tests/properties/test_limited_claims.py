@@ -233,6 +233,7 @@ async def claim_allowed(world: World, allowed: Sequence[Allowance]) -> list[Clai
             worker_id=WORKER.worker_id,
             worker_instance_id=WORKER.worker_instance_id,
             lease_ttl_ms=TTL_MS,
+            renews_first=False,
             limit=limit,
             uuids=uuids_from(os.urandom(16 * limit)),
             allowed=msgspec.json.encode(list(allowed)).decode(),

@@ -39,6 +39,7 @@ PLAIN: Mapping[str, object] = {
     "attempt_index": 0,
     "delay_until_ms": 1,
     "grant_key": "g",
+    "mark": "0123456789ab",
     "edge_id": UUID,
     "policy": {"kind": "all_of"},
     "suspension_id": UUID,

@@ -261,6 +261,7 @@ def claim(lane: str, limit: int, kind: str = "mail") -> Question:
         "lease_ttl_ms": 1_000,
         "limit": limit,
         "uuids": bytes(range(16)) * limit,
+        "renews_first": True,
         "clock": NOW_MS,
     }
     return Question("claim_free", parameters, limit, limit, f"{limit} {kind} from {lane}")

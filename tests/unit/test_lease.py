@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from flowfabric.core.bounds import OUTAGE_MS_MIN, OUTAGE_SLACK_MS
-from flowfabric.core.decisions import NO_CHANGES, Refusal, Subject, Timing
+from flowfabric.core.decisions import NO_CHANGES, Refusal, SignsOfLife, Subject, Timing
 from flowfabric.core.handles import HandleKind
 from flowfabric.core.ids import LeaseId
 from flowfabric.core.leases import (
@@ -156,7 +156,7 @@ def test_a_taken_over_attempt_ends_and_another_starts() -> None:
     ended = structs.replace(
         before.attempt,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
-        ended_at_ms=later_ms,
+        ended_at_ms=before.execution.lease_expired_at_ms,
         failure_reason="lease_expired",
     )
     started = Attempt(
@@ -287,6 +287,40 @@ def test_the_last_chance_comes_one_death_before_the_end(
 ) -> None:
     suspect = structs.replace(HELD.execution, policy=policy, worker_deaths=deaths)
     assert on_last_chance(suspect) is expected
+
+
+@pytest.mark.parametrize(("renews_first", "deaths"), [(True, 2), (False, 3)])
+def test_what_is_renewed_before_it_begins_sees_no_death_until_then(
+    *, renews_first: bool, deaths: int
+) -> None:
+    before = expired_lease()
+    lost = structs.replace(before, execution=structs.replace(before.execution, worker_deaths=2))
+    now_ms = LATE.now_ms
+    claimed = grant_lease(lost, WORKER, TTL_MS, ids(2), now_ms, renews_first=renews_first)
+    held = applied(lost, claimed.changes)
+    policy = '{"max_worker_deaths": 9}'
+    held = structs.replace(held, execution=structs.replace(held.execution, policy=policy))
+    late = Timing(now_ms=now_ms + TTL_MS)
+    assert applied(held, decide_expire_lease(held, late).changes).execution.worker_deaths == deaths
+    renewed = applied(held, decide_renew(held, fence_of(held), TTL_MS, now_ms).changes)
+    assert applied(renewed, decide_expire_lease(renewed, late).changes).execution.worker_deaths == 3
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [
+        (SignsOfLife(), True),
+        (SignsOfLife(holder_lives=True), True),
+        (SignsOfLife(survivors=1), False),
+        (SignsOfLife(survivors=2), False),
+        (SignsOfLife(stepped=True), False),
+    ],
+)
+def test_those_who_were_heard_of_since_bring_no_last_chance(
+    signs: SignsOfLife, *, expected: bool
+) -> None:
+    suspect = structs.replace(HELD.execution, worker_deaths=2)
+    assert on_last_chance(suspect, signs) is expected
 
 
 @pytest.mark.parametrize(("begun", "deaths"), [(True, 0), (False, 2)])

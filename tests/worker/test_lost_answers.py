@@ -1,5 +1,6 @@
 """Connections that break while a handler pauses: it neither hangs nor runs twice."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -134,3 +135,87 @@ async def test_a_signal_that_is_a_transaction_by_itself_cut_off_is_delivered_and
     async with signal_to_cut_off(network, outside, cut) as (app, run):
         answer = await app.signals.send(run.execution_id, "go", 7)
         assert isinstance(answer, SignalAccepted)
+
+
+async def test_a_claim_whose_answer_is_lost_is_taken_up(network: Network, outside: App) -> None:
+    """Its lease would keep the run from everybody for an hour."""
+    async with App(network.url) as app:
+        begun: list[int] = []
+
+        @app.task
+        async def work(ctx: Context) -> str:
+            begun.append(ctx.attempt_index)
+            return "done"
+
+        outside.adopt(app)
+        network.cut_commit("event", Cut.BEFORE_THE_ANSWER_ARRIVES)
+        run = await outside.submit(work)
+        async with working(app, lease_ttl=LEASE_TTL):
+            assert await run.result(timeout="20s") == "done"
+        assert network.was_cut.is_set()
+        shown = await run.snapshot()
+    assert begun == [0]
+    assert (shown.total_attempt_count, shown.lease_reclaim_count) == (1, 0)
+
+
+async def test_what_earlier_claims_were_granted_is_not_begun_again(
+    network: Network, outside: App
+) -> None:
+    async with App(network.url) as app:
+        begun: list[int] = []
+        both = asyncio.Event()
+
+        @app.task
+        async def work(number: int) -> int:
+            begun.append(number)
+            if len(begun) == 1:
+                network.end_connections()
+                network.cut_commit("event", Cut.BEFORE_THE_ANSWER_ARRIVES)
+                await outside.submit(work, 2)
+            else:
+                both.set()
+            await both.wait()
+            return number
+
+        outside.adopt(app)
+        async with working(app, lease_ttl=LEASE_TTL):
+            first = await outside.submit(work, 1)
+            assert await first.result(timeout="20s") == 1
+        assert network.was_cut.is_set()
+    assert begun == [1, 2]
+
+
+async def test_what_goes_on_after_a_wait_is_taken_up_as_well(
+    network: Network, outside: App
+) -> None:
+    async with working(outside, lease_ttl=LEASE_TTL):
+        gate = Gate(outside)
+        run = await outside.submit(gate.task)
+        await reached(run, PublicState.SUSPENDED)
+    await outside.signals.send(run.execution_id, "go", 7)
+    async with App(network.url) as app:
+        app.adopt(outside)
+        network.cut_commit("event", Cut.BEFORE_THE_ANSWER_ARRIVES)
+        async with working(app, lease_ttl=LEASE_TTL):
+            assert await run.result(timeout="20s") == 7
+        assert network.was_cut.is_set()
+    await was_undisturbed(run, gate)
+
+
+async def test_what_a_lost_claim_was_granted_is_handed_back_by_a_worker_that_stops(
+    network: Network, outside: App
+) -> None:
+    async with App(network.url) as app:
+
+        @app.task
+        async def work() -> str:
+            return "done"
+
+        outside.adopt(app)
+        run = await outside.submit(work)
+        network.cut_commit("event", Cut.BEFORE_THE_ANSWER_ARRIVES)
+        async with working(app, lease_ttl=LEASE_TTL) as stop:
+            await network.was_cut.wait()
+            stop.set()
+        async with working(outside, lease_ttl=LEASE_TTL):
+            assert await run.result(timeout="20s") == "done"

@@ -6,6 +6,7 @@ import itertools
 from flowfabric import App
 from flowfabric.core.workers import WorkerEntry
 from tests.apps import PATIENCE_S, working
+from tests.severing import Cut, Network
 
 
 async def until_registered(app: App) -> WorkerEntry:
@@ -66,3 +67,28 @@ async def test_a_worker_that_was_taken_for_dead_registers_again(app: App) -> Non
         "registered",
     ]
     assert [each.reason for each in told] == ["stopped", "", "", ""]
+
+
+async def test_a_worker_that_lost_an_answer_is_heard_of_before_it_claims_again(
+    postgres_database: str,
+) -> None:
+    """Others may have seen a lease end, and taken it for dead."""
+    async with Network(postgres_database).open() as network, App(postgres_database) as outside:
+        away = App(network.url)
+
+        @away.task
+        async def work() -> str:
+            return "done"
+
+        outside.adopt(away)
+        network.cut_commit("event", Cut.BEFORE_THE_SERVER_HEARS)
+        run = await outside.submit(work)
+        # With such a lease it says by itself every twenty minutes that it is there.
+        async with working(away, lease_ttl="1h"):
+            assert await run.result(timeout="20s") == "done"
+            entry = await until_registered(outside)
+            events = await outside.engine.list_worker_events()
+        await away.close()
+    assert network.was_cut.is_set()
+    assert entry.last_heartbeat_ms > entry.registered_at_ms
+    assert [each.event_kind for each in events] == ["registered"]

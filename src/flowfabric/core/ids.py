@@ -448,9 +448,16 @@ def new_execution_ids(
     return made
 
 
-def uuids_from(entropy: bytes) -> bytes:
-    """Random bytes as random uuids, sixteen bytes each."""
+MARK_BYTES: Final = 6
+"""How many bytes of an id a mark may take."""
+
+
+def uuids_from(entropy: bytes, mark: bytes = b"") -> bytes:
+    """Random bytes as random uuids, sixteen bytes each, which begin with `mark`."""
     made = bytearray(entropy)
+    assert len(mark) <= MARK_BYTES, "the version of a uuid is behind its mark"
+    for place, byte in enumerate(mark):
+        made[place::UUID_BYTES] = bytes([byte]) * (len(made) // UUID_BYTES)
     made[6::UUID_BYTES] = made[6::UUID_BYTES].translate(_VERSION_4)
     made[8::UUID_BYTES] = made[8::UUID_BYTES].translate(_VARIANT_1)
     return bytes(made)
@@ -464,6 +471,13 @@ def uuid4_from(entropy: bytes) -> str:
 
 def uuid_text(sixteen: bytes) -> str:
     return _hyphenate(sixteen.hex())
+
+
+def check_mark(field: str, mark: object) -> str:
+    """A mark of ids: twelve hexadecimal digits."""
+    if not isinstance(mark, str) or re.fullmatch(r"[0-9a-f]{12}", mark) is None:
+        raise InvalidInput(field, f"must be {2 * MARK_BYTES} hexadecimal digits", mark)
+    return mark
 
 
 def redact_token(token: str) -> str:

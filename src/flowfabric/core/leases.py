@@ -168,6 +168,13 @@ def lease_is_dead(execution: Execution, now_ms: int) -> bool:
     )
 
 
+def is_held(execution: Execution, now_ms: int) -> bool:
+    """Whether a worker has a live lease of it."""
+    leased = execution.ownership_state is OwnershipState.LEASED
+    active = execution.lifecycle_phase is LifecyclePhase.ACTIVE
+    return active and leased and not lease_is_dead(execution, now_ms)
+
+
 # Keeping --------------------------------------------------------------------
 
 
@@ -270,7 +277,6 @@ def note_expired(
     """Write down that the lease expired; the lease's identity stays on the row for audit."""
     execution = subject.execution
     signs = subject.signs
-    deaths = 0 if signs.stepped else max(0, execution.worker_deaths - signs.survivors)
     if execution.ownership_state in LOST_LEASE:
         return decisions.Changes()
     event = lease_event(execution, LeaseEventType.EXPIRED, now_ms)
@@ -280,7 +286,8 @@ def note_expired(
         **into(Situation.EXPIRED_LEASE, "lease expired, awaiting reclaim"),
         lease_expired_at_ms=now_ms,
         attempt_deadline_ms=None,
-        worker_deaths=deaths + (died and not signs.holder_lives),
+        worker_deaths=deaths_that_count(execution, signs)
+        + (died and has_begun(execution) and not signs.holder_lives),
     )
     return _capped(subject, lost, event, now_ms)
 
@@ -376,14 +383,29 @@ def _too_often(lost: Execution) -> str | None:
     return None
 
 
-def on_last_chance(execution: Execution) -> bool:
+def has_begun(execution: Execution) -> bool:
+    """Whether its worker may have begun it.
+
+    One that said it would renew the lease first has not begun what it never renewed.
+    """
+    renewed_at_ms, since_ms = execution.lease_last_renewed_at_ms, execution.lease_acquired_at_ms
+    return renewed_at_ms is None or since_ms is None or renewed_at_ms >= since_ms
+
+
+def deaths_that_count(execution: Execution, signs: decisions.SignsOfLife) -> int:
+    """In a row, and of workers that have not been heard of since."""
+    return 0 if signs.stepped else max(0, execution.worker_deaths - signs.survivors)
+
+
+def on_last_chance(execution: Execution, signs: decisions.SignsOfLife = decisions.NO_SIGNS) -> bool:
     """Whether its worker has died, and the next death in a row would fail it.
 
     All that a dead worker had in hand has then seen a death, whichever of them killed it. To tell
     that one from the others, a worker begins one execution on its last chance at a time.
     """
     limit = parse_policy(execution.policy).max_worker_deaths
-    return execution.worker_deaths > 0 and execution.worker_deaths + 1 >= limit
+    deaths = deaths_that_count(execution, signs)
+    return deaths > 0 and deaths + 1 >= limit
 
 
 # Giving an execution to a worker --------------------------------------------
@@ -422,21 +444,37 @@ def grant_lease(
     now_ms: int,
     *,
     timers: Mapping[str, decisions.Field] = NO_TIMERS,
+    renews_first: bool = False,
 ) -> decisions.Decision[Granted]:
     """Give a ready execution to `worker`.
 
     An interrupted attempt (delayed, suspended, waiting for children) continues
     under the same index; work with a lost lease, a retry or a replay starts a
-    new attempt. `timers` replace those of an attempt that starts.
+    new attempt. `timers` replace those of an attempt that starts. A worker that `renews_first` has
+    not begun an execution over which others have died before it renews the lease.
     """
     execution = subject.execution
     assert execution.ready, "only ready executions are granted"
     lease = _lease(execution, worker, lease_ttl_ms=lease_ttl_ms, ids=ids, now_ms=now_ms)
+    again = lease
+    if renews_first and execution.worker_deaths:
+        again = {**lease, "lease_last_renewed_at_ms": now_ms - 1}
     if execution.lifecycle_phase is LifecyclePhase.ACTIVE:
-        return _reclaim(subject, lease, now_ms=now_ms)
+        return _reclaim(subject, again, now_ms=now_ms)
     if execution.attempt_state is AttemptState.ATTEMPT_INTERRUPTED:
-        return _resume(subject, lease, now_ms=now_ms)
+        return _resume(subject, again, now_ms=now_ms)
     return _start(subject, {**lease, **timers}, now_ms=now_ms)
+
+
+def granted_before(execution: Execution, attempt: Attempt) -> Granted:
+    """What was granted with the lease that an execution has: its worker may not have heard it."""
+    if attempt.resumed_at_ms is not None:
+        kind = HandleKind.RESUMED
+    elif attempt.attempt_type is AttemptType.RECLAIM:
+        kind = HandleKind.RECLAIMED
+    else:
+        kind = HandleKind.FRESH
+    return Granted(kind=kind, execution=execution, attempt=attempt)
 
 
 def _start(
@@ -464,7 +502,8 @@ def _reclaim(
     ended = structs.replace(
         subject.attempt,
         attempt_state=AttemptLifecycle.INTERRUPTED_RECLAIMED,
-        ended_at_ms=now_ms,
+        # Whether its worker was heard of later, is asked from here on.
+        ended_at_ms=before.lease_expired_at_ms or now_ms,
         failure_reason=reason,
     )
     count = reclaims(before) + 1

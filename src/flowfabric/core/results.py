@@ -55,6 +55,8 @@ class Claimed(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     last_chance: bool = False
     """Whether its worker has died, and the next death fails it: begin one such at a time, and
     `delay` the others with `begun=False`."""
+    renew_first: bool = False
+    """Whether it is to be renewed before it begins: the end of its lease is no death until then."""
 
     @property
     def execution_id(self) -> ExecutionId:

@@ -7,19 +7,19 @@ from flowfabric.core.decisions import SignsOfLife
 from flowfabric.core.leases import LEASE_EXPIRED
 from flowfabric.core.records import Attempt, Execution
 from flowfabric.core.workers import RegisteredWorker
-from flowfabric.store.base import Key, Transaction
+from flowfabric.store.base import Key, Reader
 
 
 async def signs_of_life(
-    tx: Transaction, executions: Iterable[Execution]
+    reader: Reader, executions: Iterable[Execution]
 ) -> dict[ids.ExecutionId, SignsOfLife]:
     """Only of executions whose leases have expired before; the others are omitted."""
     asked = [each for each in executions if each.worker_deaths]
     if not asked:
         return {}
-    stepped = await _stepped_in_attempt(tx, asked)
-    lost = await _lost_attempts(tx, asked)
-    known = await _known_workers(tx, asked, lost)
+    stepped = await _stepped_in_attempt(reader, asked)
+    lost = await _lost_attempts(reader, asked)
+    known = await _known_workers(reader, asked, lost)
     return {
         each.execution_id: SignsOfLife(
             stepped=each.execution_id in stepped,
@@ -41,11 +41,11 @@ async def signs_of_life(
 
 
 async def _stepped_in_attempt(
-    tx: Transaction, executions: Sequence[Execution]
+    reader: Reader, executions: Sequence[Execution]
 ) -> set[ids.ExecutionId]:
     """The executions that have stored a step in their current attempt."""
     return set(
-        await tx.select_as(
+        await reader.select_as(
             ids.ExecutionId,
             "stepped_attempts",
             partition_keys=[each.partition_key for each in executions],
@@ -56,7 +56,7 @@ async def _stepped_in_attempt(
 
 
 async def _lost_attempts(
-    tx: Transaction, executions: Sequence[Execution]
+    reader: Reader, executions: Sequence[Execution]
 ) -> dict[ids.ExecutionId, list[Attempt]]:
     """As many of the latest attempts as workers have died, as far as their leases ran out."""
     keys = [
@@ -67,14 +67,14 @@ async def _lost_attempts(
         )
     ]
     found: dict[ids.ExecutionId, list[Attempt]] = {}
-    for attempt in (await tx.get(Attempt, keys)).values():
+    for attempt in (await reader.get(Attempt, keys)).values():
         if attempt.failure_reason == LEASE_EXPIRED:
             found.setdefault(attempt.execution_id, []).append(attempt)
     return found
 
 
 async def _known_workers(
-    tx: Transaction,
+    reader: Reader,
     executions: Sequence[Execution],
     lost: dict[ids.ExecutionId, list[Attempt]],
 ) -> dict[Key, RegisteredWorker]:
@@ -87,7 +87,7 @@ async def _known_workers(
         )
         for key in _worker_keys(each, instance_id)
     }
-    return await tx.get(RegisteredWorker, sorted(keys))
+    return await reader.get(RegisteredWorker, sorted(keys))
 
 
 def _worker_keys(execution: Execution, instance_id: str | None) -> list[tuple[str, str]]:

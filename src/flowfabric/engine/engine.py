@@ -284,6 +284,7 @@ class Engine:
     leave_fence_on_sync = operation("executions", Executions.leave_fence_on_sync)
     claim = operation("executions", Executions.claim)
     claim_many = operation("executions", Executions.claim_many)
+    find_claimed = operation("executions", Executions.find_claimed)
     renew = operation("executions", Executions.renew)
     renew_many = operation("executions", Executions.renew_many)
     find_lost_leases = operation("executions", Executions.find_lost_leases)

@@ -72,11 +72,21 @@ class ClaimRequest(WorkerIdentity, frozen=True, kw_only=True):
     """The worker that claims, and for how long."""
 
     lease_ttl_ms: int
+    lease_mark: bytes = b""
+    """What the ids of its leases begin with, for a caller that may lose the answer."""
+    renews_first: bool = False
+    """Whether it renews the leases of what it begins, if workers have died over it."""
 
     def parameters(self, limit: int) -> dict[str, Parameter]:
         """As a statement takes them, with ids for the leases."""
-        uuids = uuids_from(os.urandom(UUID_BYTES * limit))
-        return structs.asdict(self) | {"limit": limit, "uuids": uuids}
+        return {
+            "worker_id": self.worker_id,
+            "worker_instance_id": self.worker_instance_id,
+            "lease_ttl_ms": self.lease_ttl_ms,
+            "renews_first": self.renews_first,
+            "limit": limit,
+            "uuids": uuids_from(os.urandom(UUID_BYTES * limit), self.lease_mark),
+        }
 
 
 class ClaimRow(Struct, frozen=True, kw_only=True, gc=False, array_like=True):

@@ -8,14 +8,14 @@ holds the two together.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ParamSpec, TypeVar
 
 from msgspec import Struct, structs
 
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX, FENCE_WAIT_MS_MIN
-from flowfabric.core.checks import check_int, check_list, check_offered, optional
-from flowfabric.core.decisions import Decision, Subject, Timing
+from flowfabric.core.checks import check_bool, check_int, check_list, check_offered, optional
+from flowfabric.core.decisions import NO_SIGNS, Decision, Subject, Timing
 from flowfabric.core.handles import Handle
 from flowfabric.core.ids import (
     AttemptId,
@@ -24,6 +24,7 @@ from flowfabric.core.ids import (
     LeaseId,
     WorkerId,
     WorkerInstanceId,
+    check_mark,
     make_execution_id,
     parse_execution_kind,
     parse_lane_id,
@@ -40,13 +41,16 @@ from flowfabric.core.leases import (
     compare_fence,
     decide_hold,
     decide_renew,
+    granted_before,
+    is_held,
     on_last_chance,
     require_fence,
 )
-from flowfabric.core.records import Execution, view_of
+from flowfabric.core.records import Attempt, Execution, first_attempt, view_of
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.core.workers import LaneShares, LaneWeights
 from flowfabric.engine import shell, topics
+from flowfabric.engine.deaths import signs_of_life
 from flowfabric.engine.gated_claims import ClaimQuery, ClaimRequest, ClaimRow, GatedClaims
 from flowfabric.engine.gates import GATES_TOPIC
 from flowfabric.engine.keeping_back import let_go_for
@@ -228,18 +232,31 @@ class Leases(shell.Group):
         namespace: str | None = None,
         lease_ttl_ms: int = LEASE_TTL_MS,
         max_wait_ms: int = 0,
+        mark: str | None = None,
+        renews_first: bool = False,
     ) -> list[Claimed]:
         """Take up to `limit` ready executions, best first over all lanes together.
 
         The highest priority is best, then the earliest creation; of one millisecond, the
         smallest uuid. With weights, as in `{"mail": 5, "default": 1}`, each lane gets its share
         of what is claimed, call after call; what it has no work for goes to the others.
+
+        A caller that loses the answer asks `find_claimed` for it, by a `mark` of its own choosing:
+        twelve random hexadecimal digits, used once. One that `renews_first` renews the leases of
+        executions over which workers have died before it begins them: until then they end without
+        counting as a death.
         """
         check_int("limit", limit, 1, BATCH_MAX)
         check_int("max_wait_ms", max_wait_ms, 0, 10 * 60 * 1_000)
         check_ttl(lease_ttl_ms)
         worker = check_worker(worker_id, worker_instance_id)
-        request = view_of(ClaimRequest, worker, lease_ttl_ms=lease_ttl_ms)
+        request = ClaimRequest(
+            worker_id=worker.worker_id,
+            worker_instance_id=worker.worker_instance_id,
+            lease_ttl_ms=lease_ttl_ms,
+            renews_first=check_bool("renews_first", renews_first),
+            lease_mark=bytes.fromhex(optional(partial(check_mark, "mark"), mark) or ""),
+        )
         query = check_query(lane_ids, kinds, capabilities, namespace)
         shares = self.shares(worker_id, lane_ids)
         if max_wait_ms == 0:
@@ -252,6 +269,56 @@ class Leases(shell.Group):
                 if claimed or left_s <= 0:
                     return claimed
                 await hints.wait(min(left_s, 1.0, self.gated.again_in_s or 1.0))
+
+    async def find_claimed(
+        self,
+        mark: str,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        namespace: str | None = None,
+        lease_ttl_ms: int = LEASE_TTL_MS,
+    ) -> list[Claimed]:
+        """What a claim with this mark was granted, as far as those leases are live still.
+
+        Changes nothing. It reads the rows of all leased executions: ask only for a lost answer.
+        """
+        check_ttl(lease_ttl_ms)
+        worker = check_worker(worker_id, worker_instance_id)
+        digits = check_mark("mark", mark)
+        begins = f"{digits[:8]}-{digits[8:]}-"
+        within = optional(parse_namespace, namespace)
+
+        async def body(reader: Reader) -> list[Granted]:
+            now_ms = await reader.now_ms()
+            found = await reader.select_as(
+                ExecutionId,
+                "leases_of_claim",
+                worker_instance_id=worker.worker_instance_id,
+                namespace=within,
+                lease_ids=f"{begins}%",
+                now_ms=now_ms,
+                limit=BATCH_MAX,
+            )
+            executions = await reader.get(Execution, [shell.execution_key(each) for each in found])
+            # One may have ended in between.
+            held = {
+                key: each
+                for key, each in executions.items()
+                if (each.lease_id or "").startswith(begins) and is_held(each, now_ms)
+            }
+            attempts = await reader.get(
+                Attempt, [(*key, each.current_attempt_index) for key, each in held.items()]
+            )
+            by_id = {each.execution_id: each for each in attempts.values()}
+            return [
+                granted_before(each, attempt)
+                for each in held.values()
+                if (attempt := by_id.get(each.execution_id) or first_attempt(each)) is not None
+            ]
+
+        granted = await self.store.read(body)
+        return [await self.claimed(each, lease_ttl_ms) for each in granted]
 
     def shares(self, worker_id: str, lanes: LaneWeights) -> LaneShares | None:
         """Whose turn it is among the lanes of a pool; None where they have no weights."""
@@ -303,7 +370,13 @@ class Leases(shell.Group):
         self.lone_members.note(leases)
         last = await self._on_last_chance(leases)
         claimed = [
-            structs.replace(each, last_chance=True) if lease.lease_id in last else each
+            structs.replace(
+                each,
+                last_chance=lease.lease_id in last,
+                renew_first=request.renews_first,
+            )
+            if lease.worker_deaths
+            else each
             for lease, each in taken
         ]
         return list(await self.shell.values.through_all(claimed, self._shown))
@@ -320,7 +393,12 @@ class Leases(shell.Group):
 
         async def body(tx: Reader) -> set[LeaseId]:
             found = await tx.get(Execution, list(suspects))
-            return {suspects[key].lease_id for key, each in found.items() if on_last_chance(each)}
+            signs = await signs_of_life(tx, found.values())
+            return {
+                suspects[key].lease_id
+                for key, each in found.items()
+                if on_last_chance(each, signs.get(each.execution_id, NO_SIGNS))
+            }
 
         return await self.store.read(body)
 

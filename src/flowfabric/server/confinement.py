@@ -303,7 +303,9 @@ class ConfinedEngine(Engine):
         return await method(**arguments)
 
     def _remember(self, operation: RemoteOperation, result: object) -> None:
-        if operation.name in ("claim_many", "create_executions") and isinstance(result, list):
+        if operation.name in ("claim_many", "find_claimed", "create_executions") and isinstance(
+            result, list
+        ):
             self._namespaces.remember([each.execution_id for each in result], self._owner)
 
 

@@ -206,6 +206,10 @@ class LastChances:
             self._on_free()
         lease.on_step = None
 
+    def begins(self) -> None:
+        """The one in hand begins now."""
+        self._alone_until_s = clock_s() + ALONE_S
+
     @property
     def alone_s(self) -> float:
         """For how much longer nothing may begin beside the one in hand."""

@@ -27,15 +27,25 @@ from typing import Final
 
 from flowfabric.core.bounds import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_MS_MIN
 from flowfabric.core.checks import check_bool, check_int, check_offered
-from flowfabric.core.ids import ExecutionId, parse_worker_id, uuid_of
+from flowfabric.core.ids import (
+    ExecutionId,
+    LaneId,
+    Namespace,
+    WorkerId,
+    WorkerInstanceId,
+    parse_worker_id,
+    uuid_of,
+)
+from flowfabric.core.leases import WorkerIdentity
 from flowfabric.core.policies import Duration, duration_ms
-from flowfabric.core.workers import STOPPED, LaneShares, LaneWeights, Refreshed
+from flowfabric.core.results import Renewed
+from flowfabric.core.workers import LaneShares, LaneWeights, Offer
 from flowfabric.engine.engine import Engine
-from flowfabric.engine.leases import claim_topics
+from flowfabric.engine.leases import claim_topics, sooner
 from flowfabric.engine.topics import LOST_TOPIC
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.logs import open_log
-from flowfabric.outages import FOR_NOBODY, first_of, level_of, statements_within
+from flowfabric.outages import ASK_AGAIN, FOR_NOBODY, first_of, level_of, statements_within
 from flowfabric.reconcilers import Supervisor
 from flowfabric.store.base import HintListener
 from flowfabric.submission import Submissions
@@ -45,6 +55,7 @@ from flowfabric.worker.attempt import Middleware, RunningAttempt, Stop
 from flowfabric.worker.context import IN_PROCESS_SLEEP_MS
 from flowfabric.worker.functions import Functions
 from flowfabric.worker.leases import (
+    ALONE_S,
     BEATS_PER_LEASE,
     SUSPECTS_APART_MS,
     Connect,
@@ -53,6 +64,8 @@ from flowfabric.worker.leases import (
     LastChances,
     clock_s,
 )
+from flowfabric.worker.lost_claims import LostClaims, new_mark
+from flowfabric.worker.presence import Presence, release_blocked
 from flowfabric.worker.reports import Reports
 from flowfabric.worker.resources import Resources
 from flowfabric.worker.services import Shared
@@ -160,87 +173,7 @@ def check_worker_settings(given: object) -> None:
         raise InvalidInput("settings", "must be WorkerSettings, such as WorkerSettings(threads=8)")
 
 
-# Saying which worker is there and what it serves, and that it has gone ------
-#
-# A worker that starts may bring code that blocked executions have been waiting for.
-
 log = open_log(__name__)
-
-RELEASES_MAX: Final = 1_000
-"""Batches of blocked executions a starting worker releases; the rest look again later."""
-REPORT_TIMEOUT_S: Final = 5.0
-BEATS_PER_LIFE: Final = 3
-"""How often a worker says that it is alive before it would be taken for dead."""
-WITHDRAW_TIMEOUT_S: Final = 5.0
-
-
-async def announce(
-    engine: Engine,
-    settings: WorkerSettings,
-    lanes: Sequence[str],
-    tasks: Mapping[str, Task[..., object]],
-    namespace: str | None,
-) -> None:
-    """Keep the worker registered until cancelled, then say that it has gone."""
-    registered = False
-    began_s = time.monotonic()
-    try:
-        while True:
-            try:
-                with statements_within(REPORT_TIMEOUT_S):
-                    if registered:
-                        alive = await engine.heartbeat_worker(
-                            settings.worker_instance_id, namespace=namespace
-                        )
-                        registered = isinstance(alive, Refreshed)
-                    if not registered:
-                        await engine.register_worker(
-                            lanes,
-                            worker_id=settings.worker_id,
-                            worker_instance_id=settings.worker_instance_id,
-                            liveness_ttl_ms=settings.liveness_ttl_ms,
-                            capabilities=settings.capabilities,
-                            kinds=list(tasks),
-                            namespace=namespace,
-                            uptime_ms=int((time.monotonic() - began_s) * 1_000),
-                        )
-                        registered = True
-            except FlowFabricError as error:
-                log.log(level_of(error), "could not register the worker: %s", error)
-            await asyncio.sleep(settings.liveness_ttl_ms / BEATS_PER_LIFE / 1_000)
-    finally:
-        with suppress(FlowFabricError, TimeoutError):
-            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                # It finishes what it has in hand, or hands it back.
-                await engine.mark_worker_dead(
-                    settings.worker_instance_id,
-                    namespace=namespace,
-                    reason=STOPPED,
-                    revoke_leases=False,
-                )
-
-
-async def release_blocked(
-    engine: Engine, tasks: Mapping[str, Task[..., object]], namespace: str | None
-) -> None:
-    """Let executions that other code blocked try the code of this worker."""
-    if not tasks:
-        return
-    try:
-        started_ms = await engine.server_time_ms()
-        for _ in range(RELEASES_MAX):
-            swept = await engine.release_blocked(
-                list(tasks), namespace=namespace, blocked_before_ms=started_ms
-            )
-            if not swept.full:
-                return
-    except FlowFabricError as error:
-        log.log(
-            level_of(error),
-            "could not release blocked executions; they look again later: %s",
-            error,
-        )
-
 
 NAMED_MAX: Final = 5
 """How many running tasks are named when the worker stops."""
@@ -312,11 +245,30 @@ class Worker:
         """Wakes the worker when it is idle."""
         self._slot_freed = asyncio.Event()
         self._suspects = LastChances(self._slot_freed.set)
+        offer = self._offer()
+        self._presence = Presence(engine, offer, self._patience_s)
+        self._lost_claims = LostClaims(
+            engine, offer, lease_ttl_ms=settings.lease_ttl_ms, patience_s=self._patience_s
+        )
         self._stopping = asyncio.Event()
         self._deadline_passed = asyncio.Event()
         self._average_s = QUICK_S
         self._started_at_s = 0.0
         """When a handler was last started, by the monotonic clock."""
+
+    def _offer(self) -> Offer:
+        settings, namespace = self.settings, self._namespace
+        return Offer(
+            worker=WorkerIdentity(
+                worker_id=WorkerId(settings.worker_id),
+                worker_instance_id=WorkerInstanceId(settings.worker_instance_id),
+            ),
+            namespace=None if namespace is None else Namespace(namespace),
+            lanes=tuple(LaneId(each) for each in self._shares.names),
+            kinds=tuple(self._tasks),
+            capabilities=tuple(settings.capabilities),
+            liveness_ttl_ms=settings.liveness_ttl_ms,
+        )
 
     # Living
 
@@ -358,9 +310,7 @@ class Worker:
     async def _run(self) -> None:
         log.info("worker %s starts", self.settings.worker_instance_id)
         namespace = self._namespace
-        announcing = asyncio.create_task(
-            announce(self._engine, self.settings, self._shares.names, self._tasks, namespace)
-        )
+        announcing = asyncio.create_task(self._presence.announce())
         background = [
             asyncio.create_task(release_blocked(self._engine, self._tasks, namespace)),
             asyncio.create_task(self._watch_for_lost()),
@@ -417,22 +367,27 @@ class Worker:
                     await first_of(handing_back, self._stopping.wait())
                 alone_s = self._suspects.alone_s
                 wanted = 0 if alone_s else self._wanted()
-                if wanted == 0:
-                    until_s = alone_s or (STUCK_S if self._waiting else None)
+                look_s = None if alone_s else self._lost_claims.due_in_s
+                if wanted == 0 and look_s != 0:
+                    until_s = alone_s or look_s or (STUCK_S if self._waiting else None)
                     freed, stopped = self._slot_freed.wait(), self._stopping.wait()
                     await first_of(freed, stopped, timeout_s=until_s)
                     self._slot_freed.clear()
                     continue
-                if wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
+                if 0 < wanted < self.settings.concurrency // 4 and self._average_s < QUICK_S:
                     # Handlers finish constantly: wait a moment and claim a larger batch.
                     await asyncio.sleep(GATHER_S)
                     wanted = self._wanted() or wanted
                 try:
-                    found = await self._claim(wanted)
+                    await self._recover()
+                    if self._suspects.alone_s:
+                        wanted = 0
+                    found = await self._claim(wanted) if wanted else 0
                 except FOR_NOBODY as gone:
                     self._give_up(gone)
                     return
                 except FlowFabricError as error:
+                    self._presence.doubt()
                     log.log(
                         level_of(error),
                         "could not claim; trying again in %.1f s: %s",
@@ -452,7 +407,10 @@ class Worker:
                 else:
                     self._fill_slots()
                     idle_s = STUCK_S if self._waiting else IDLE_S
-                    await hints.wait(min(idle_s, self._engine.claims_again_in_s or idle_s))
+                    look_s = self._lost_claims.due_in_s
+                    if look_s != 0:
+                        again_s = sooner(self._engine.claims_again_in_s, look_s)
+                        await hints.wait(min(idle_s, again_s or idle_s))
 
     def _is_stuck(self) -> bool:
         """Whether claimed work waits and no slot has come free for it in a while."""
@@ -477,20 +435,37 @@ class Worker:
         """Take up to `limit`, to be started; where lanes have weights, from each its share."""
         if not self._tasks:
             return 0
-        asked_at_s = clock_s()
-        with statements_within(self._patience_s):
-            claimed = await self._engine.claim_many(
-                self._shares.names if self._shares.alike else self._shares.weights,
-                limit=limit,
-                worker_id=self.settings.worker_id,
-                worker_instance_id=self.settings.worker_instance_id,
-                capabilities=self.settings.capabilities,
-                kinds=list(self._tasks),
-                namespace=self._namespace,
-                lease_ttl_ms=self.settings.lease_ttl_ms,
-            )
-        leases = [HeldLease(each, asked_at_s) for each in claimed]
-        self._heartbeat.add(*leases)
+        asked_at_s, mark = clock_s(), new_mark()
+        try:
+            with statements_within(self._patience_s):
+                claimed = await self._engine.claim_many(
+                    self._shares.names if self._shares.alike else self._shares.weights,
+                    limit=limit,
+                    worker_id=self.settings.worker_id,
+                    worker_instance_id=self.settings.worker_instance_id,
+                    capabilities=self.settings.capabilities,
+                    kinds=list(self._tasks),
+                    namespace=self._namespace,
+                    lease_ttl_ms=self.settings.lease_ttl_ms,
+                    mark=mark,
+                    renews_first=True,
+                )
+        except ASK_AGAIN:
+            self._lost_claims.note(mark)
+            raise
+        await self._take([HeldLease(each, asked_at_s) for each in claimed])
+        return len(claimed)
+
+    async def _recover(self) -> None:
+        """After an outage: be heard of, and take up what claims without an answer were granted."""
+        if self._presence.in_doubt:
+            await self._presence.say()
+        if self._lost_claims.due_in_s == 0:
+            await self._take(await self._lost_claims.find())
+
+    async def _take(self, leases: list[HeldLease]) -> None:
+        """Let them wait for their slots, as far as others have no turn before."""
+        self._heartbeat.add(*(lease for lease in leases if not lease.claimed.renew_first))
         suspects = [lease for lease in leases if lease.claimed.last_chance]
         if suspects:
             leases = [lease for lease in leases if not lease.claimed.last_chance]
@@ -504,8 +479,48 @@ class Worker:
                 leases = [chosen]
             # Before any of them begins: it may kill the worker at once.
             await asyncio.gather(*map(self._put_aside, back_ms.keys(), back_ms.values()))
-        self._waiting.extend(leases)
-        return len(claimed)
+            if chosen is not None:
+                await self._until_quiet()
+        self._waiting.extend(await self._renewed_first(leases))
+
+    async def _until_quiet(self) -> None:
+        """What began a moment ago may kill the worker, and take along what begins beside it."""
+        quiet_s = min(ALONE_S, self._patience_s)
+        while self._running and not self._stopping.is_set():
+            left_s = self._started_at_s + quiet_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await first_of(self._slot_freed.wait(), self._stopping.wait(), timeout_s=left_s)
+            self._slot_freed.clear()
+        self._suspects.begins()
+
+    async def _renewed_first(self, leases: Sequence[HeldLease]) -> list[HeldLease]:
+        """Say of those over which workers have died that they begin; leave out the others of them.
+
+        If their worker dies before that, it is not for their sake.
+        """
+        first = [lease for lease in leases if lease.claimed.renew_first]
+        if not first:
+            return list(leases)
+        asked_at_s = clock_s()
+        renew = partial(self._engine.renew_many, [lease.handle for lease in first])
+        try:
+            answers = await self._reports.call_engine(first[0], renew)
+        except FlowFabricError as error:
+            log.log(level_of(error), "%d leases could not be renewed: %s", len(first), error)
+            answers = []
+        begin = {
+            lease
+            for lease, answer in zip(first, answers, strict=False)
+            if isinstance(answer, Renewed)
+        }
+        for lease in first:
+            if lease in begin:
+                lease.confirm(asked_at_s)
+                self._heartbeat.add(lease)
+            else:
+                self._forget(lease)
+        return [lease for lease in leases if lease not in first or lease in begin]
 
     async def _put_aside(self, lease: HeldLease, back_in_ms: int) -> None:
         """Release an execution that has not begun, because another goes first.
@@ -558,6 +573,8 @@ class Worker:
 
     def stop_asked(self, attempt: RunningAttempt) -> None:
         """Give the handler a while to stop, then continue without it."""
+        if attempt.lease.lost is not None:
+            self._presence.doubt()
         grace_s = duration_ms("cancel_grace", self.settings.cancel_grace) / 1_000
         asyncio.get_running_loop().call_later(grace_s, self._abandon, attempt)
 
@@ -584,6 +601,8 @@ class Worker:
     # Stopping
 
     async def _drain(self) -> None:
+        with suppress(FlowFabricError):
+            self._waiting.extend(await self._lost_claims.find(all_now=True))
         await self._hand_back_waiting("the worker stops")
         drain_s = duration_ms("drain_timeout", self.settings.drain_timeout) / 1_000
         deadline_s = time.monotonic() + drain_s

@@ -50,7 +50,8 @@ with clock as (
                        e.created_at_ms, e.lifecycle_phase, e.ownership_state, e.attempt_state,
                        e.pending_retry_reason, e.pending_replay_reason,
                        e.pending_replay_requested_by, e.pending_previous_attempt_index,
-                       coalesce(e.current_attempt_index, 0) as previous_index
+                       coalesce(e.current_attempt_index, 0) as previous_index,
+                       e.lease_expired_at_ms
                   from live e
                  where e.route_id = route.route_id
                    and e.ready
@@ -66,7 +67,8 @@ with clock as (
                        e.created_at_ms, e.lifecycle_phase, e.ownership_state, e.attempt_state,
                        e.pending_retry_reason, e.pending_replay_reason,
                        e.pending_replay_requested_by, e.pending_previous_attempt_index,
-                       coalesce(e.current_attempt_index, 0) as previous_index
+                       coalesce(e.current_attempt_index, 0) as previous_index,
+                       e.lease_expired_at_ms
                   from live e
                  where e.route_id = route.route_id
                    and e.ready
@@ -88,7 +90,8 @@ with clock as (
                best.created_at_ms, best.lifecycle_phase, best.ownership_state, best.attempt_state,
                best.pending_retry_reason, best.pending_replay_reason,
                best.pending_replay_requested_by, best.pending_previous_attempt_index,
-               best.previous_index, route.namespace, route.lane_id, route.execution_kind
+               best.previous_index, best.lease_expired_at_ms, route.namespace, route.lane_id,
+               route.execution_kind
           from jsonb_to_recordset(:allowed::jsonb)
                    as given (route_id integer, slots bigint, starts bigint)
           join route using (route_id)
@@ -106,7 +109,8 @@ with clock as (
                                e.created_at_ms, e.lifecycle_phase, e.ownership_state,
                                e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
                                e.pending_replay_requested_by, e.pending_previous_attempt_index,
-                               coalesce(e.current_attempt_index, 0) as previous_index
+                               coalesce(e.current_attempt_index, 0) as previous_index,
+                               e.lease_expired_at_ms
                           from live e
                          where e.route_id = given.route_id
                            and e.ready
@@ -125,7 +129,8 @@ with clock as (
                                e.created_at_ms, e.lifecycle_phase, e.ownership_state,
                                e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
                                e.pending_replay_requested_by, e.pending_previous_attempt_index,
-                               coalesce(e.current_attempt_index, 0) as previous_index
+                               coalesce(e.current_attempt_index, 0) as previous_index,
+                               e.lease_expired_at_ms
                           from live e
                          where given.starts < given.slots
                            and e.route_id = given.route_id
@@ -143,7 +148,8 @@ with clock as (
                                e.created_at_ms, e.lifecycle_phase, e.ownership_state,
                                e.attempt_state, e.pending_retry_reason, e.pending_replay_reason,
                                e.pending_replay_requested_by, e.pending_previous_attempt_index,
-                               coalesce(e.current_attempt_index, 0) as previous_index
+                               coalesce(e.current_attempt_index, 0) as previous_index,
+                               e.lease_expired_at_ms
                           from live e
                          where e.route_id = given.route_id
                            and e.ready
@@ -184,7 +190,8 @@ with clock as (
            worker_instance_id = :worker_instance_id,
            lease_acquired_at_ms = c.now_ms,
            lease_expires_at_ms = c.now_ms + :lease_ttl_ms::bigint,
-           lease_last_renewed_at_ms = null,
+           lease_last_renewed_at_ms = case when :renews_first::boolean and c.kind <> 'fresh'
+                                            and e.worker_deaths > 0 then c.now_ms - 1 end,
            lease_expired_at_ms = null,
            lease_revoked_at_ms = null,
            lease_revoke_reason = null,
@@ -223,7 +230,7 @@ with clock as (
               e.attempt_deadline_ms, e.lease_id, e.lease_epoch,
               coalesce(e.current_attempt_id, e.lease_id) as current_attempt_id,
               coalesce(e.current_attempt_index, 0) as current_attempt_index, c.place, c.kind,
-              c.reclaim_reason,
+              c.reclaim_reason, c.lease_expired_at_ms as lost_at_ms,
               c.attempt_type, c.pending_retry_reason, c.pending_replay_reason,
               c.pending_replay_requested_by, c.pending_previous_attempt_index, c.previous_index,
               c.now_ms
@@ -252,7 +259,7 @@ with clock as (
     update attempt a
        set attempt_state = case when l.kind = 'resumed' then 'started'
                                 else 'interrupted_reclaimed' end,
-           ended_at_ms = case when l.kind = 'reclaimed' then l.now_ms
+           ended_at_ms = case when l.kind = 'reclaimed' then coalesce(l.lost_at_ms, l.now_ms)
                               else a.ended_at_ms end,
            failure_reason = coalesce(l.reclaim_reason, a.failure_reason),
            resumed_at_ms = case when l.kind = 'resumed' then l.now_ms

@@ -160,7 +160,8 @@ select e.partition_key, e.execution_id, e.total_attempt_count,
 update attempt
    set attempt_state = case when was.kind = 'resumed' then 'started'
                             else 'interrupted_reclaimed' end,
-       ended_at_ms = case when was.kind = 'reclaimed' then :clock else attempt.ended_at_ms end,
+       ended_at_ms = case when was.kind = 'reclaimed' then coalesce(was.lease_expired_at_ms, :clock)
+                          else attempt.ended_at_ms end,
        failure_reason = case when was.kind = 'reclaimed' then was.reason
                              else attempt.failure_reason end,
        resumed_at_ms = case when was.kind = 'resumed' then :clock else attempt.resumed_at_ms end,
@@ -175,8 +176,8 @@ update attempt
        worker_instance_id = case when was.kind = 'resumed' then :worker_instance_id
                                  else attempt.worker_instance_id end
   from (
-    select c.kind, c.reason, e.execution_rowid, e.lease_epoch, e.partition_key, e.execution_id,
-           e.current_attempt_index
+    select c.kind, c.reason, e.execution_rowid, e.lease_epoch, e.lease_expired_at_ms,
+           e.partition_key, e.execution_id, e.current_attempt_index
       from temp.claiming as c
      cross join live as e on e.execution_rowid = c.execution_rowid
      where c.again
@@ -203,7 +204,10 @@ update live
        worker_instance_id = :worker_instance_id,
        lease_acquired_at_ms = :clock,
        lease_expires_at_ms = :clock + :lease_ttl_ms,
-       lease_last_renewed_at_ms = null,
+       lease_last_renewed_at_ms = case when :renews_first and worker_deaths > 0
+                                        and (lifecycle_phase = 'active'
+                                             or attempt_state = 'attempt_interrupted')
+                                       then :clock - 1 end,
        lease_expired_at_ms = null,
        lease_revoked_at_ms = null,
        lease_revoke_reason = null,
