@@ -297,7 +297,9 @@ class RunningAttempt:
     ) -> Completion | ReportCall | None:
         """Store what the handler did not wait for, and the failures it continued past.
 
-        If something it emitted cannot be stored, that is a failure, unless there is another.
+        If something it emitted is refused, that is a failure, unless there is another. If it was
+        not stored in the time of the lease, nothing is reported: the database may still take the
+        lease for live and accept an end, and what was emitted before it would be missing.
         """
         try:
             try:
@@ -314,6 +316,13 @@ class RunningAttempt:
                 raise
         except Exception as error:
             return self._own_failure(error)
+        if services.is_missing_frames:
+            log.warning(
+                "not reported: what it emitted last was not stored, its lease is gone: %s",
+                self.lease.lost,
+                extra=self.lease.log_fields,
+            )
+            return None
         return report
 
     def _completion_answered(self, result: Completion, answer: Completed | Exception) -> None:

@@ -356,6 +356,11 @@ class Services:
         with self.parking.working():
             await self.emitter.flush()
 
+    @property
+    def is_missing_frames(self) -> bool:
+        """Whether something the handler has emitted will not be stored."""
+        return self._emitter is not None and self._emitter.is_missing_frames
+
     async def settle(self) -> None:
         """After the handler has ended, store everything it did not wait for."""
         await self._recorder.drain()
