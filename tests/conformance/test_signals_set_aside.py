@@ -187,17 +187,31 @@ async def test_no_more_waitpoints_are_opened_than_may_be_open(engine: Engine, gi
     assert count == OPEN_WAITPOINTS_MAX
 
 
+async def test_a_wait_goes_on_for_more_than_has_met_it(engine: Engine, given: Given) -> None:
+    handle, execution_id, view = await met_by(engine, given, "ada")
+
+    async def go_on() -> bool:
+        return await engine.set_aside_signals(
+            handle, suspension_id=view.suspension_id, signal_ids=[], reason=""
+        )
+
+    assert (await go_on(), await go_on()) == (True, False)
+    assert await kept(engine, execution_id) == [("go", "ada")]
+    again = new_id()
+    assert not await engine.take_signals(handle, suspension_id=again, resume_condition=TWO)
+    await send(engine, execution_id, source="bob")
+    met = await engine.take_signals(handle, suspension_id=again, resume_condition=TWO)
+    assert met is not None
+    assert [each.source_identity for each in met.signals] == ["ada", "bob"]
+    assert "set aside" not in (await engine.explain_execution(execution_id)).sentence
+
+
 async def test_only_signals_that_met_a_wait_are_set_aside_and_only_by_the_holder(
     engine: Engine, given: Given
 ) -> None:
     handle, execution_id, view = await met_by(engine, given, "ada")
     async with refused(engine, InvalidInput) as caught:
         await set_aside(engine, handle, view, new_id())
-    assert caught.value.field == "signal_ids"
-    async with refused(engine, InvalidInput) as caught:
-        await engine.set_aside_signals(
-            handle, suspension_id=view.suspension_id, signal_ids=[], reason=WHY
-        )
     assert caught.value.field == "signal_ids"
     async with refused(engine, NotFound):
         await engine.set_aside_signals(

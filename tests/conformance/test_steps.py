@@ -49,6 +49,21 @@ async def test_a_step_is_stored_once_and_found_by_every_later_attempt(
     )
 
 
+async def test_a_step_reported_twice_is_answered_as_it_was_the_first_time(
+    engine: Engine, given: Given, clock: SettableClock
+) -> None:
+    claimed = await given.running()
+    reports = [
+        StepReport(handle=claimed.handle, step=NewStep(step_key=kind.value, kind=kind))
+        for kind in StepKind
+    ]
+    told = await engine.record_steps(reports)
+    clock.advance(ms=1_000)
+    new = StepReport(handle=claimed.handle, step=NewStep(step_key="new"))
+    later = StepStored(at_ms=clock.now_ms())
+    assert await engine.record_steps([*reports, new, new]) == [*told, later, later]
+
+
 async def test_a_sleep_remembers_when_it_ends_by_the_store_s_clock(
     engine: Engine, given: Given, clock: SettableClock
 ) -> None:

@@ -56,15 +56,19 @@ def check_record(
     grown, before = prepare(world, histories)
     handles = [handle for handle, _ in shown(grown, held)]
     first = steps[: len(handles)]
-    timing = Timing(now_ms=world.now_ms)
     expected: dict[Key, Step] = {}
-    # Everything comes again, as it was, and then with what it lacked, or as something else.
+    # Everything comes again, later: as it was, and then with what it lacked, or as something else.
     given_up = [structs.replace(step, failure=b"given up") for step in first]
     later = [structs.replace(step, position=9) for step in given_up]
     for given_steps in (first, first, given_up, later):
+        world.clock.advance(ms=1)
+        timing = Timing(now_ms=world.now_ms)
 
         def decide(
-            position: int, subject: Subject, given_steps: list[NewStep] = given_steps
+            position: int,
+            subject: Subject,
+            given_steps: list[NewStep] = given_steps,
+            timing: Timing = timing,
         ) -> Changes:
             fence = fence_of(handles[position])
             return decide_record(subject, fence, given_steps[position], None, timing).changes
@@ -89,9 +93,8 @@ def check_record(
             **lease_columns(handles),
         )
         sure, decided = decide_each(world, before, handles, decide)
-        assert sorted((row["position"], row["now_ms"]) for row in rows) == [
-            (position, world.now_ms) for position in sure
-        ]
+        told: dict[object, object] = {row["position"]: row["at_ms"] for row in rows}
+        answers: dict[object, object] = {}
         stored: list[Step] = []
         for each in grown:
             stored += world.run(world.engine.list_steps(each.execution_id))
@@ -102,12 +105,13 @@ def check_record(
             if known is not None:
                 subject = before[handles[position].execution_id].subject
                 fence = fence_of(handles[position])
-                changes = decide_record(
-                    subject, fence, given_steps[position], known, timing
-                ).changes
-                (made,) = changes.updates or (known,)
+                decision = decide_record(subject, fence, given_steps[position], known, timing)
+                answers[position] = decision.answer.at_ms
+                (made,) = decision.changes.updates or (known,)
             assert isinstance(made, Step)
+            answers.setdefault(position, made.recorded_at_ms)
             expected[key_of(made)] = made
+        assert told == answers
         assert sorted(stored, key=str) == sorted(expected.values(), key=str)
         check_outcome(world, before, {})
 

@@ -7,14 +7,17 @@ change.
 """
 
 import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from flowfabric import App, Context
+from flowfabric import App, Context, all_of, any_of, count
+from flowfabric.core.conditions import Condition
 from flowfabric.core.diagnosis import Cause
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionCancelled, ExecutionNotEligible
-from tests.apps import blocked, reached, working
+from tests.apps import ASK_AGAIN_S, blocked, reached, working
 from tests.sdk.quotes import (
     NEW,
     OLD,
@@ -70,6 +73,45 @@ async def test_a_signal_of_the_old_name_does_not_end_a_renamed_wait(shop: Shop) 
         await run.signal("boxed")
         assert await run.result(timeout="20s") == "ship"
     assert shop.done == ONCE_EACH
+
+
+@pytest.mark.parametrize(
+    ("asked", "asks", "sent"),
+    [
+        (any_of("packed", "boxed"), all_of("packed", "boxed"), ("packed", "boxed")),
+        (any_of("packed", "boxed"), all_of("packed", "boxed"), ("boxed", "packed")),
+        (count(1, "packed"), count(2, "packed"), ("packed", "packed")),
+    ],
+)
+async def test_a_wait_that_asks_for_more_by_now_goes_on_with_what_came(
+    shop: Shop, asked: Condition, asks: Condition, sent: tuple[str, str]
+) -> None:
+    def waiting_for(condition: Condition) -> Callable[[Context], Awaitable[str]]:
+        async def order(ctx: Context) -> str:
+            await ctx.step("charge", shop.effect, "charge")
+            came = await ctx.wait_for(condition)
+            await ctx.step("ship", shop.effect, "ship")
+            return ", ".join(each.source for each in came)
+
+        return order
+
+    async with shop.deployed(waiting_for(asked)) as app:
+        execution_id = (await app.submit(app.tasks["order"]())).execution_id
+        await reached(run_of(app, execution_id), PublicState.SUSPENDED)
+    async with shop.deployed(waiting_for(asks)) as app:
+        run = run_of(app, execution_id)
+        assert (await run.signal(sent[0], source="ada")).resumed
+        async with asyncio.timeout(20):
+            for _ in itertools.count():
+                sentence = (await run.why()).sentence
+                if "1 of 2 signals" in sentence:
+                    break
+                await asyncio.sleep(ASK_AGAIN_S)
+        assert "set aside" not in sentence
+        assert shop.done == {"charge": 1}
+        await run.signal(sent[1], source="bob")
+        assert sorted(str(await run.result(timeout="20s")).split(", ")) == ["ada", "bob"]
+    assert shop.done == {"charge": 1, "ship": 1}
 
 
 async def test_a_wait_is_renamed_once_a_signal_of_the_old_name_wakes_the_run(shop: Shop) -> None:

@@ -10,8 +10,15 @@ from flowfabric.core.streams import DEPTH_MAX, FRAME_BYTES_MAX
 from flowfabric.core.tails import CloseReason
 from flowfabric.engine.steps import StepReport
 from flowfabric.engine.streams import FrameAppend
-from flowfabric.errors import ExecutionFailed, InvalidInput, RetentionLimitExceeded
+from flowfabric.errors import (
+    BackendErrorKind,
+    ExecutionFailed,
+    InvalidInput,
+    RetentionLimitExceeded,
+    Transport,
+)
 from flowfabric.run import Run
+from flowfabric.worker.leases import HeldLease
 from tests.apps import working
 
 ONCE_MORE = Retry(max_retries=1, delay="1s", jitter=False)
@@ -266,6 +273,39 @@ async def test_what_the_codec_could_not_encode_is_said_by_the_next_attempt(
             run = await app.submit(speak)
             assert await run.result(timeout="20s") == 1
         assert await said(run, superseded=True) == ["first", "second"][: len(ending.split())]
+
+
+async def test_a_run_does_not_complete_without_what_it_has_said(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's time is over while the database, which is back too late, still counts on it."""
+    leases: list[HeldLease] = []
+    runs = 0
+
+    @app.task
+    async def speak(ctx: Context) -> int:
+        nonlocal runs
+        runs += 1
+        leases.append(ctx._services.lease)
+        await ctx.emit(f"run {runs}")
+        await ctx.summary({"run": runs})
+        return runs
+
+    await app.open()
+    append = app.engine.append_frames
+
+    async def appending(appends: Sequence[FrameAppend]) -> object:
+        if runs == 1:
+            leases[0].valid_until_s = 0.0
+            raise Transport("test", "away", kind=BackendErrorKind.TRANSPORT)
+        return await append(appends)
+
+    monkeypatch.setattr(app.engine, "append_frames", appending)
+    async with working(app, lease_ttl="1h"):
+        run = await app.submit(speak)
+        assert await run.result(timeout="20s") == 2
+    assert await said(run) == ["run 2", '{"run":2}']
+    assert await run.summary() == {"run": 2}
 
 
 async def test_a_lost_lease_says_nothing_more(app: App) -> None:

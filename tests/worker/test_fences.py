@@ -292,6 +292,66 @@ async def test_a_fence_waits_for_that_of_another_branch_however_long_it_lasts(
     assert order == ["first", "second"]
 
 
+async def test_waiting_for_the_fences_of_other_branches_is_no_outage(
+    postgres_database: str,
+) -> None:
+    """Together they last longer than one statement may take."""
+    app = App(postgres_database)
+    runs = 0
+
+    async def insert(ctx: Context, number: int) -> int:
+        connection = await asyncpg.connect(postgres_database)
+        try:
+            async with connection.transaction(), ctx.fence(connection):
+                await connection.execute("insert into article values ($1)", number)
+                await connection.execute("select pg_sleep(0.8)")
+        finally:
+            await connection.close()
+        return number
+
+    @app.task
+    async def publish(ctx: Context) -> list[int]:
+        nonlocal runs
+        runs += 1
+        return await asyncio.gather(*(insert(ctx, number) for number in range(6)))
+
+    async with app, working(app, lease_ttl=LEASE_S):
+        create_table(postgres_database)
+        run = await app.submit(publish)
+        assert await run.result(timeout="60s") == list(range(6))
+    assert (runs, count_rows(postgres_database)) == (1, 6)
+
+
+async def test_fences_in_threads_take_turns_with_those_of_branches(postgres_database: str) -> None:
+    app = App(postgres_database)
+    inside = most = 0
+
+    async def in_branch(ctx: Context) -> None:
+        nonlocal inside, most
+        async with in_transaction(postgres_database) as connection, ctx.fence(connection):
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+
+    def in_thread(ctx: Context) -> None:
+        nonlocal inside, most
+        with psycopg.connect(postgres_database) as connection, ctx.fence(connection):
+            inside += 1
+            most = max(most, inside)
+            connection.execute("select pg_sleep(0.01)")
+            inside -= 1
+
+    @app.task
+    async def publish(ctx: Context) -> None:
+        threads = (asyncio.to_thread(in_thread, ctx) for _ in range(4))
+        await asyncio.gather(*threads, *(in_branch(ctx) for _ in range(4)))
+
+    async with app, working(app):
+        await (await app.submit(publish)).result(timeout="20s")
+    assert (inside, most) == (0, 1)
+
+
 async def test_what_needs_the_run_during_a_long_fence_is_told_of_the_lock_and_of_no_outage(
     postgres_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,7 @@
 """A database that goes away while a handler works: nothing of that counts against its run."""
 
 import asyncio
+import gc
 import logging
 import re
 import sqlite3
@@ -180,6 +181,51 @@ async def test_a_fence_that_meets_an_outage_does_not_count_against_the_run(
         assert await run.result(timeout="20s") == "done"
         shown = await run.snapshot()
         assert (shown.retry_count, shown.lease_reclaim_count) == (0, 0)
+
+
+async def test_a_run_does_not_complete_after_its_fence_has_met_an_outage(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the handler makes of the error: its driver says something else of it."""
+    app = App(network.url)
+    connected: asyncio.Queue[None] = asyncio.Queue()
+    go_on = asyncio.Event()
+    runs = 0
+
+    async def one(ctx: Context) -> str:
+        connection = await asyncpg.connect(network.url)
+        try:
+            async with connection.transaction():
+                connected.put_nowait(None)
+                await go_on.wait()
+                async with ctx.fence(connection):
+                    return "done"
+        finally:
+            connection.terminate()
+
+    @app.task
+    async def work(ctx: Context) -> list[str]:
+        nonlocal runs
+        runs += 1
+        left_behind = asyncio.create_task(one(ctx))
+        found = await asyncio.gather(one(ctx), one(ctx), return_exceptions=True)
+        await asyncio.wait([left_behind])
+        return [str(each) for each in found]
+
+    async with app, working(app, lease_ttl=LEASE_TTL):
+        run = await app.submit(work)
+        for _ in range(3):
+            await connected.get()
+        network.go_down()
+        await network.was_tried(1)
+        go_on.set()
+        await network.was_tried(3)
+        network.heal()
+        assert await run.result(timeout="20s") == ["done", "done"]
+        shown = await run.snapshot()
+        assert (runs, shown.retry_count, shown.total_attempt_count) == (2, 0, 1)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 Committing = Callable[[str, Context, Callable[[], Awaitable[None]]], Awaitable[None]]

@@ -2,7 +2,8 @@
 
 A step is stored under the fence of the lease that made it, and belongs to the
 execution from then on: every later attempt finds it. Storing it again, which
-happens when an answer was lost, changes nothing.
+happens when an answer was lost, changes nothing, and is answered as it was the
+first time: what a handler is told is what every later run of it finds.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,7 +38,7 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
 
 class StepStored(Struct, frozen=True, kw_only=True, gc=False):
     at_ms: int
-    """The store's time when the step was stored."""
+    """The store's time when the step was first stored."""
 
 
 def decide_record(
@@ -48,8 +49,8 @@ def decide_record(
     That is its place in the order, for a sleep that has ended, or that it was given up.
     """
     check_fence(subject, fence, timing.now_ms)
-    answer = StepStored(at_ms=timing.now_ms)
     if stored is not None:
+        answer = StepStored(at_ms=stored.recorded_at_ms)
         completed = structs.replace(
             stored,
             failure=step.failure if stored.failure is None else stored.failure,
@@ -68,7 +69,9 @@ def decide_record(
         attempt_index=execution.current_attempt_index,
         recorded_at_ms=timing.now_ms,
     )
-    return Decision(answer=answer, changes=Changes(inserts=(record,)))
+    return Decision(
+        answer=StepStored(at_ms=record.recorded_at_ms), changes=Changes(inserts=(record,))
+    )
 
 
 S = TypeVar("S", NewStep, Step)

@@ -264,7 +264,10 @@ class SetAside(Struct, frozen=True, kw_only=True):
 def decide_set_aside(
     subject: Subject, fence: Fence, request: SetAside, wait: MetWait | None, timing: Timing
 ) -> Decision[bool]:
-    """Give back what a wait took, except for some signals; false if that was done before."""
+    """Give back what a wait took, except for some signals; false if that was done before.
+
+    Of signals that are all given back, none is named: the wait goes on, for more than these.
+    """
     check_fence(subject, fence, timing.now_ms)
     if wait is None:
         raise errors.NotFound("suspension", request.suspension_id)
@@ -276,7 +279,7 @@ def decide_set_aside(
             "suspension_id", "was not met by signals", suspension.suspension_id
         )
     refused = tuple(each for each in wait.signals if each.signal_id in request.signal_ids)
-    if not refused or len(refused) != len(request.signal_ids):
+    if len(refused) != len(request.signal_ids):
         named = sorted(request.signal_ids)
         raise errors.InvalidInput("signal_ids", "must have counted for the suspension", named)
     room = bounds.OPEN_WAITPOINTS_MAX - execution.open_waitpoint_count

@@ -328,8 +328,9 @@ class SignalOperations(Waitpoints):
         """Set aside signals that met a wait and that its worker cannot use; false for a repeat.
 
         The other signals of the wait are kept again, and tokens that its end closed work again:
-        the next wait takes up both, with another `suspension_id`. `why` shows the
-        `reason`, so that senders know what to correct.
+        the next wait takes up both, with another `suspension_id`. Without `signal_ids` all are
+        kept: the wait goes on for code that asks for more by now. `why` shows the `reason`, if
+        there is one, so that senders know what to correct.
         """
         opened = self.shell.open_handle(handle)
         request = SetAside(

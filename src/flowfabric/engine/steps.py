@@ -10,7 +10,7 @@ from flowfabric.core.handles import Handle
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.journal import LINE_BYTES_MAX, STEP_KEY_BYTES_MAX, STEP_NAME_BYTES_MAX
 from flowfabric.core.policies import DURATION_MAX_MS
-from flowfabric.core.records import Step, StepKind
+from flowfabric.core.records import Execution, Step, StepKind
 from flowfabric.core.steps import NewStep, StepStored, decide_record, in_order, recoded
 from flowfabric.engine import shell
 from flowfabric.errors import FlowFabricError, InvalidInput
@@ -30,7 +30,7 @@ class StepReport(Struct, frozen=True, kw_only=True, gc=False):
 
 class StoredRow(Struct, frozen=True, gc=False, array_like=True):
     position: int
-    now_ms: int
+    at_ms: int
 
 
 class Steps(shell.Group):
@@ -89,15 +89,16 @@ class Steps(shell.Group):
             **shell.lease_columns([report.handle for report in reports]),
         )
         return {
-            places[row.position]: StepStored(at_ms=row.now_ms)
-            for row in answers_of(StoredRow, rows)
+            places[row.position]: StepStored(at_ms=row.at_ms) for row in answers_of(StoredRow, rows)
         }
 
     async def _record_one(self, report: StepReport) -> StepStored | FlowFabricError:
-        key = (*shell.execution_key(report.handle.execution_id), report.step.step_key)
+        execution = shell.execution_key(report.handle.execution_id)
 
         async def body(tx: Transaction) -> StepStored | FlowFabricError:
-            stored = await tx.get_one(Step, key)
+            # Locked first: the same report may still be on its way, whose answer was lost.
+            await tx.lock(Execution, [execution])
+            stored = await tx.get_one(Step, (*execution, report.step.step_key))
             ask = shell.held_ask(
                 report.handle,
                 lambda subject, fence, timing: decide_record(

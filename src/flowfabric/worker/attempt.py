@@ -297,7 +297,9 @@ class RunningAttempt:
     ) -> Completion | ReportCall | None:
         """Store what the handler did not wait for, and the failures it continued past.
 
-        If something it emitted cannot be stored, that is a failure, unless there is another.
+        If something it emitted is refused, that is a failure, unless there is another. If it was
+        not stored in the time of the lease, nothing is reported: the database may still take the
+        lease for live and accept an end, and what was emitted before it would be missing.
         """
         try:
             try:
@@ -314,6 +316,13 @@ class RunningAttempt:
                 raise
         except Exception as error:
             return self._own_failure(error)
+        if services.is_missing_frames:
+            log.warning(
+                "not reported: what it emitted last was not stored, its lease is gone: %s",
+                self.lease.lost,
+                extra=self.lease.log_fields,
+            )
+            return None
         return report
 
     def _completion_answered(self, result: Completion, answer: Completed | Exception) -> None:
@@ -378,6 +387,8 @@ class RunningAttempt:
             self._running.uncancel()
         if self.stopping in (Stop.LOST, Stop.TIMEOUT, Stop.PARK):
             return self._after_stop()
+        if self.lease.met_outage is not None:
+            return self._after_outage(self.lease.met_outage)
         self._went_on = True
         if self._services is not None:
             self._warn_about_unused_steps(self._services)
@@ -528,6 +539,8 @@ class RunningAttempt:
                 return partial(expire, engine, self.lease)
             case Stop.DRAIN:
                 return lambda: self._shared.reports.returns.add(handle)
+            case Stop.PARK if self.lease.met_outage is not None:
+                return self._after_outage(self.lease.met_outage)
             case Stop.PARK:
                 assert self._services is not None, "only a verb of the context can park"
                 self._went_on = True
@@ -549,12 +562,9 @@ class RunningAttempt:
 
     def _failed(self, error: BaseException) -> ReportCall:
         if outage_behind(error, self.lease.broken_by):
-            # Database trouble never counts against a run.
-            # The log has reported an outage of the app's own database, but of no other.
-            level = logging.INFO if OUTAGES.told_lately() else logging.WARNING
-            met = f"{type(error).__name__}: {failures.text_of(error)}"
-            log.log(level, "met an outage, and runs again: %s", met, extra=self.lease.log_fields)
-            return partial(retry_after_outage, self._shared.engine, self.lease, met)
+            return self._after_outage(f"{type(error).__name__}: {failures.text_of(error)}")
+        if self.lease.met_outage is not None:
+            return self._after_outage(self.lease.met_outage)
         if isinstance(error, errors.CodecFailed) and error.decoding:
             error = unfitting(error)
         if isinstance(error, errors.CodeMismatch):
@@ -573,6 +583,13 @@ class RunningAttempt:
             extra=self.lease.log_fields,
         )
         return self._failure(report, blamed(self.lease, error))
+
+    def _after_outage(self, met: str) -> ReportCall:
+        """Database trouble never counts against a run."""
+        # The log has reported an outage of the app's own database, but of no other.
+        level = logging.INFO if OUTAGES.told_lately() else logging.WARNING
+        log.log(level, "met an outage, and runs again: %s", met, extra=self.lease.log_fields)
+        return partial(retry_after_outage, self._shared.engine, self.lease, met)
 
     def _failure(
         self, failure: failures.ReportedFailure, step: FailedStep | None = None

@@ -41,9 +41,10 @@ from flowfabric.worker.budgets import BlockingBudgetVerbs, BudgetVerbs
 from flowfabric.worker.digests import known_by
 from flowfabric.worker.emitter import frames_of, patch_of
 from flowfabric.worker.failures import RESULT_OF, failure_of, stored_outcome
+from flowfabric.worker.fences import FencedTransaction
 from flowfabric.worker.functions import is_cancelled
 from flowfabric.worker.journal import Patch
-from flowfabric.worker.leases import FencedTransaction, clock_s
+from flowfabric.worker.leases import clock_s
 from flowfabric.worker.parking import fitting
 from flowfabric.worker.services import (
     Services,

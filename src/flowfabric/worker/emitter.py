@@ -6,7 +6,8 @@ anything else the attempt reports: before the result of the step that emitted th
 pause, and before the end. A handler that is far ahead of the store waits.
 
 A refused frame raises once: at the next emit, at the end of the step, or at the end of the
-attempt, which then fails. Other frames are stored regardless.
+attempt, which then fails. Other frames are stored regardless. Frames that were not stored while
+the lease lasted are not refused, but missing: the attempt then reports no end.
 
 A function that continues after a pause runs again from the top, and reaches what it has emitted
 before. That is not emitted again: everything up to the call at which it paused is skipped, in
@@ -107,6 +108,7 @@ class Emitter:
         self._sending: asyncio.Task[None] | None = None
         self._room = asyncio.Event()
         self._refused: Exception | None = None
+        self._cut_short = False
         self._closed = False
         self._spoke_ms = None if lease.handle.kind is HandleKind.RESUMED else NEVER_MS
 
@@ -155,6 +157,11 @@ class Emitter:
         """Whether there is nothing to store or report."""
         return self._sending is None and self._refused is None
 
+    @property
+    def is_missing_frames(self) -> bool:
+        """Whether something was accepted from the handler and will not be stored."""
+        return self._cut_short or (self._closed and bool(self._waiting))
+
     async def close(self) -> None:
         """Store what is queued, and accept nothing more: a task left behind by the handler that
         never stops emitting would keep the attempt from ending."""
@@ -182,7 +189,11 @@ class Emitter:
             while self._waiting:
                 await self._store(tuple(self._take()))
                 self._room.set()
+        except asyncio.CancelledError:
+            self._cut_short = True
+            raise
         except LOST_STREAM as error:
+            self._cut_short = True
             self._lease.lose(await self._why_lost(error))
             self._give_up()
         except Exception as error:

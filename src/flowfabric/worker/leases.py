@@ -1,4 +1,4 @@
-"""Leases as their worker knows and keeps them: the heartbeat, and the fence inside a transaction.
+"""Leases as their worker knows and keeps them, and the heartbeat.
 
 The database decides who owns what, never the worker's own clock. That clock only
 limits how long the worker relies on a lease: one that was last confirmed longer ago
@@ -12,16 +12,13 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from flowfabric import errors
 from flowfabric.core.bounds import BATCH_MAX, FENCE_MS_MAX
 from flowfabric.core.handles import HandleKind
-from flowfabric.core.ids import LeaseId
 from flowfabric.core.results import Claimed, Renewed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import BrokenBy
@@ -42,7 +39,6 @@ LOST_LEASE: Final = (
 )
 """The engine's refusals of a worker that no longer holds the lease."""
 STOP_WAIT_S: Final = 1.0
-FENCE_PATIENCE_MIN_S: Final = 1.0
 ENDED: Final = "its time is over and it was not renewed"
 
 # The monotonic clock of Linux stands still while the machine is suspended; leases do not.
@@ -75,6 +71,8 @@ class HeldLease:
         self.renew_soon: Callable[[], None] | None = None
         self.broken_by: BrokenBy | None = None
         """Tells whether an outage ended the transaction of the latest fence."""
+        self.met_outage: str | None = None
+        """The outage that a fence has met, in words: the handler must not end as if it had not."""
         self._fenced_until_s = 0.0
         self.reported = False
         """Set when the end has been reported: losing the lease no longer matters."""
@@ -225,116 +223,7 @@ class LastChances:
         return round((self._next_s - now_s) * 1_000)
 
 
-# The lease, kept inside the handler's own database transaction --------------
-#
-# While that transaction is open it keeps the execution's row locked: nobody can take the lease
-# or renew it. So the transaction extends the lease for as long as a fence may last, and gives it
-# its usual time again just before the commit; a transaction that took longer is refused there.
-# Anything else that needs the row waits for the commit. A verb of the same branch would wait for
-# itself, and is refused at once.
-
-_inside: ContextVar[LeaseId | None] = ContextVar("flowfabric_fence", default=None)
-
-
-def check_outside(lease: HeldLease) -> None:
-    """Refuse calls that would wait for the row that this branch itself keeps locked."""
-    if _inside.get() == lease.handle.lease_id:
-        raise errors.InvalidInput(
-            "ctx",
-            "cannot be used inside a fence: its verbs would wait for your transaction,"
-            " and it for them. Leave `with ctx.fence(…)` first; what belongs into the"
-            " transaction is submitted with app.submit(…, connection=…)",
-        )
-
-
-class Inside:
-    """What a fence does to the branch it is in."""
-
-    def __init__(self, lease: HeldLease) -> None:
-        self._lease = lease
-        self._asked_at_s = 0.0
-
-    def approach(self) -> None:
-        """Prepare to ask the store."""
-        self._lease.require()
-        if _inside.get() == self._lease.handle.lease_id:
-            raise errors.InvalidInput("fence", "is already open; use one transaction at a time")
-        self._asked_at_s = clock_s()
-
-    def enter(self, broken_by: BrokenBy) -> None:
-        self._lease.enter_fence(self._asked_at_s, broken_by)
-        _inside.set(self._lease.handle.lease_id)
-
-    def leave(self) -> None:
-        _inside.set(None)
-        self._lease.leave_fence()
-
-
-class FencedTransaction:
-    """Keeps the lease for as long as the transaction of `connection` lasts."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        lease: HeldLease,
-        connection: object,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._engine = engine
-        self._lease = lease
-        self._connection = connection
-        self._loop = loop
-        self._inside = Inside(lease)
-        self._patience_s = max(lease.ttl_s / 6, FENCE_PATIENCE_MIN_S)
-        """How long a statement may take, without the wait for the row: another branch may hold its
-        fence for long, so a lock timeout is retried."""
-
-    def __enter__(self) -> None:
-        with self._refusing(), statements_within(self._patience_s):
-            while True:
-                self._inside.approach()
-                with suppress(errors.LockTimeout):
-                    enter = self._engine.enter_fence_on_sync
-                    return self._inside.enter(enter(self._connection, self._lease.handle))
-
-    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        try:
-            if kind is None:
-                with self._refusing(), statements_within(self._patience_s):
-                    self._engine.leave_fence_on_sync(self._connection, self._lease.handle)
-        finally:
-            self._inside.leave()
-
-    async def __aenter__(self) -> None:
-        await fenced(self._lease, self._enter())
-
-    async def _enter(self) -> None:
-        with statements_within(self._patience_s):
-            while True:
-                self._inside.approach()
-                with suppress(errors.LockTimeout):
-                    enter = self._engine.enter_fence_on
-                    return self._inside.enter(await enter(self._connection, self._lease.handle))
-
-    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
-        try:
-            if kind is None:
-                await fenced(self._lease, self._leave())
-        finally:
-            self._inside.leave()
-
-    async def _leave(self) -> None:
-        with statements_within(self._patience_s):
-            await self._engine.leave_fence_on(self._connection, self._lease.handle)
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """The same as `fenced`, for a handler's thread."""
-        try:
-            yield
-        except LOST_LEASE as error:
-            self._loop.call_soon_threadsafe(self._lease.lose, why_lost(error))
-            raise asyncio.CancelledError(why_lost(error)) from None
+# Refusals by the database -----------------------------------------------------
 
 
 async def fenced(lease: HeldLease, work: Awaitable[T]) -> T:

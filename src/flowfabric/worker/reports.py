@@ -27,7 +27,8 @@ from flowfabric.engine.streams import FrameAppend
 from flowfabric.logs import open_log
 from flowfabric.outages import ASK_AGAIN, level_of, statements_within
 from flowfabric.worker.failures import why_lost
-from flowfabric.worker.leases import LOST_LEASE, HeldLease, check_outside, stop_here
+from flowfabric.worker.fences import check_outside
+from flowfabric.worker.leases import LOST_LEASE, HeldLease, stop_here
 from flowfabric.worker.parking import Parking
 
 log = open_log(__name__)

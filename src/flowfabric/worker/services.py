@@ -33,12 +33,11 @@ from flowfabric.task import Call, HandlerContext, Retry, Task
 from flowfabric.worker.asyncio_tasks import inside_step
 from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.emitter import Emitter
+from flowfabric.worker.fences import FencedTransaction, FenceQueue, check_outside
 from flowfabric.worker.functions import Functions, Unfinished
 from flowfabric.worker.journal import Journal
 from flowfabric.worker.leases import (
-    FencedTransaction,
     HeldLease,
-    check_outside,
     fenced,
 )
 from flowfabric.worker.parking import Parking, Pause
@@ -174,6 +173,7 @@ class Services:
         self.promises = Promises()
         self.unfinished = Unfinished()
         self._emitter: Emitter | None = None
+        self._fences = FenceQueue()
         self._recorder = Recorder(shared.engine, shared.reports, lease, parking)
         self.journal = Journal(self._recorder, parking, progress.steps)
 
@@ -311,7 +311,9 @@ class Services:
         )
 
     def fence(self, connection: object) -> "FencedTransaction":
-        return FencedTransaction(self.engine, self.lease, connection, self._loop)
+        return FencedTransaction(
+            self.engine, self.lease, connection, self._loop, self._fences, self.parking
+        )
 
     async def submit_child(
         self, identity: str, call: Call[object], options: Options
@@ -355,6 +357,11 @@ class Services:
         """Wait until everything the handler has emitted is stored."""
         with self.parking.working():
             await self.emitter.flush()
+
+    @property
+    def is_missing_frames(self) -> bool:
+        """Whether something the handler has emitted will not be stored."""
+        return self._emitter is not None and self._emitter.is_missing_frames
 
     async def settle(self) -> None:
         """After the handler has ended, store everything it did not wait for."""

@@ -23,13 +23,14 @@ from flowfabric.core.conditions import (
     TOO_FEW,
     Condition,
     counts_waitpoints,
+    is_satisfied,
     ranks_of,
     referenced_waitpoint_keys,
     takes_own_name,
 )
-from flowfabric.core.ids import ExecutionId, uuid4_from
+from flowfabric.core.ids import ExecutionId, WaitpointId, uuid4_from
 from flowfabric.core.policies import Duration, duration_ms, optional_duration_ms
-from flowfabric.core.records import Step, StepKind
+from flowfabric.core.records import SignalFacts, Step, StepKind, view_of
 from flowfabric.core.suspension import SET_ASIDE
 from flowfabric.core.waitpoints import ANNOUNCED_FOR_MS, FreshWaitpoint
 from flowfabric.engine.waitpoints import ResumeSignal, SuspensionView
@@ -170,11 +171,13 @@ async def _outcome_of(services: Services, wait: Wait, kind: object) -> WaitOutco
             return WaitOutcome(ended_by="timeout")
         outcome = _outcome_of_pause(view, wait.condition)
         unfit = {} if outcome is None else _unfit_signals(outcome, kind)
-        if outcome is not None and not unfit:
+        met = outcome is not None and outcome.ended_by == "signals"
+        more = met and _asks_for_more(services, wait, view)
+        if outcome is not None and not unfit and not more:
             return outcome
-        if unfit:
+        if unfit or more:
             await _set_aside(services, view, unfit)
-        if unfit or (view.close_reason or "").startswith(SET_ASIDE):
+        if unfit or more or (view.close_reason or "").startswith(SET_ASIDE):
             wait = structs.replace(wait, timeout_ms=_left_ms(services, wait, view, began_s))
     raise errors.MaxReplaysExhausted(f"{wait.call.key} was waited for {PAUSES_MAX} times")
 
@@ -197,9 +200,37 @@ async def _ended_pause(services: Services, wait: Wait, number: int) -> Suspensio
     return view or await _until_signalled(services, pause)
 
 
+def _asks_for_more(services: Services, wait: Wait, view: SuspensionView) -> bool:
+    """Whether the code has changed since its wait began, and signals that met it do not any more.
+
+    A waitpoint counts once, but it is not known here which signals came to the same one.
+    """
+    facts = [
+        view_of(
+            SignalFacts,
+            each,
+            partition_key=0,
+            execution_id=services.lease.claimed.execution_id,
+            sequence=number,
+            waitpoint_id=WaitpointId(each.signal_id),
+            suspension_id=view.suspension_id,
+            observed_effect=each.effect,
+            satisfier=True,
+        )
+        for number, each in enumerate(view.signals)
+    ]
+    return not is_satisfied(wait.condition, facts)
+
+
 async def _set_aside(services: Services, view: SuspensionView, unfit: Mapping[str, str]) -> None:
+    """Let the wait go on with what came for it, except for what does not fit."""
     reason = "; ".join(unfit.values())
-    log.warning("set aside, and waiting for another: %s", reason, extra=services.lease.log_fields)
+    if unfit:
+        log.warning(
+            "set aside, and waiting for another: %s", reason, extra=services.lease.log_fields
+        )
+    else:
+        log.info("its wait was met, and asks for more by now", extra=services.lease.log_fields)
     with services.parking.working():
         await services.set_aside_signals(view.suspension_id, list(unfit), reason)
 

@@ -472,7 +472,8 @@ def answering(connection: driver.Fetching, lock_wait_ms: int | None) -> driver.F
     if lock_wait_ms is None or not isinstance(connection, AsyncpgConnection):
         return connection
     timeout_s = patience_s(COMMAND_TIMEOUT_S) or COMMAND_TIMEOUT_S
-    return Answering(connection, timeout_s + lock_wait_ms / 1_000)
+    # A lock is waited for twice: behind those who wait already, and then for its holder.
+    return Answering(connection, timeout_s + 2 * lock_wait_ms / 1_000)
 
 
 def _asyncpg(connection: object) -> AsyncpgConnection:

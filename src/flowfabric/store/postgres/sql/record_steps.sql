@@ -1,9 +1,11 @@
--- Store finished steps of executions whose lease is live; return which those are, and the time.
+-- Store finished steps of executions whose lease is live; return which those are, and when each
+-- was first stored.
 --
 -- One round trip stands in for `core.steps.decide_record` in the sure case: the lease is
 -- live. All others are left to the caller. A step that is stored already stays as it is: the
 -- same report came twice. Only what it lacks is added: where it came in the order, or that
--- it was given up.
+-- it was given up. If the first report was still under way when this one began, its step
+-- cannot be seen here, and is left to the caller as well.
 with given as materialized (
     select *
       from unnest(
@@ -58,4 +60,13 @@ with given as materialized (
        and (s.failure is null and h.failure is not null
             or s.position is null and h.position is not null)
 )
-select place - 1 as position, now_ms from held;
+select place - 1 as position, now_ms as at_ms
+  from held
+ where (partition_key, execution_id, step_key) in (table written)
+union all
+select h.place - 1, s.recorded_at_ms
+  from held h
+  join step s on s.partition_key = h.partition_key
+             and s.execution_id = h.execution_id
+             and s.step_key = h.step_key
+ where (h.partition_key, h.execution_id, h.step_key) not in (table written);

@@ -1,4 +1,5 @@
--- Store finished steps of executions whose lease is live; return which those are, and the time.
+-- Store finished steps of executions whose lease is live; return which those are, and when each
+-- was first stored.
 --
 -- Stands in for `core.steps.decide_record` in the sure case: the lease is live. All others
 -- are left to the caller. A step that is stored already stays as it is: the same report
@@ -30,12 +31,16 @@ select e.partition_key, e.execution_id, given('step_keys', g.key), given('after_
         where step.failure is null and excluded.failure is not null
            or step.position is null and excluded.position is not null;
 -- next
-select g.key as position, :clock as now_ms
+select g.key as position, s.recorded_at_ms as at_ms
   from json_each(:execution_ids) as g
  cross join execution as x
     on x.partition_key = given('partition_keys', g.key)
    and x.execution_id = g.value
  cross join live as e on e.execution_rowid = x.execution_rowid
+ cross join step as s
+    on s.partition_key = e.partition_key
+   and s.execution_id = e.execution_id
+   and s.step_key = given('step_keys', g.key)
  where e.lifecycle_phase = 'active'
    and e.ownership_state = 'leased'
    and e.lease_id = given('lease_ids', g.key)
