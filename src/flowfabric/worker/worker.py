@@ -13,9 +13,7 @@ its file was deleted or replaced. Then it can hand nothing back.
 import asyncio
 import os
 import random
-import signal
 import socket
-import threading
 import time
 import uuid
 from collections import deque
@@ -590,7 +588,7 @@ class Worker:
         own_ids = await self._own_ids()
         if self._running and not self._deadline_passed.is_set():
             log.info(
-                "stopping: waiting up to %.0f s for %s; tell it again to stop them now",
+                "stopping: waiting up to %.0f s for %s; press Ctrl-C again to stop them now",
                 drain_s,
                 _named(self._running, own_ids),
             )
@@ -647,35 +645,3 @@ def _named(running: Collection[RunningAttempt], own_ids: Mapping[ExecutionId, st
     ]
     more = f" and {len(claimed) - NAMED_MAX} more" if len(claimed) > NAMED_MAX else ""
     return ", ".join(shown) + more
-
-
-# When a worker stops: an event or a signal of the operating system says so
-
-
-class Stopping:
-    """Tells a worker to stop when an event is set or a signal arrives. Use as a context."""
-
-    def __init__(self, worker: Worker, stop: asyncio.Event | None, signals: bool) -> None:
-        self._worker = worker
-        self._stop = stop
-        self._signals = signals and threading.current_thread() is threading.main_thread()
-        self._watching: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._worker.stop)
-        if self._stop is not None:
-            self._watching = asyncio.create_task(self._watch(self._stop))
-
-    async def _watch(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._worker.drain()
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().remove_signal_handler(number)
