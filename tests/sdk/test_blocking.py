@@ -39,7 +39,7 @@ def test_submitting_waiting_cancelling_and_asking_need_no_loop(app: App) -> None
     assert run.state() is PublicState.WAITING
     assert run.why().cause == "no_worker"
     with pytest.raises(
-        OperationTimeout, match=r"timed out after \d+ ms: No worker has asked lately"
+        OperationTimeout, match=r"timed out after \d+ ms: No running worker has a task"
     ):
         run.result(timeout="10ms")
     run.cancel("enough")

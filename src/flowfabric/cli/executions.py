@@ -468,4 +468,4 @@ async def why(engine: Engine, target: options.Target, execution_id: str) -> None
     """Say in one sentence why an execution is not running."""
     found = await target.find(engine, execution_id)
     explanation = await engine.explain_execution(found)
-    screen.answer(explanation, explanation.sentence, as_json=target.json)
+    screen.answer(explanation, target.sentence(explanation), as_json=target.json)
