@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypedDict, TypeVar, overload
+from zoneinfo import ZoneInfo
 
 from msgspec import structs
 
@@ -100,6 +101,9 @@ def check_function(value: object) -> None:
             f"{value.name} is a task already; app.add_schedule(…, {value.name}(…), …) runs it by"
             " the clock",
         )
+    if inspect.isclass(value):
+        problem = "takes a function, not a class; for data that a task takes, use no decorator"
+        raise InvalidInput("task", problem, value.__name__)
     if not callable(value):
         raise InvalidInput("task", "takes a function", value)
     try:
@@ -274,10 +278,9 @@ class Registry:
     def schedule(
         self,
         cron: str | None = None,
-        /,
         *,
         every: Duration | None = None,
-        timezone: str = "UTC",
+        timezone: str | ZoneInfo = "UTC",
         catch_up: CatchUpName = "latest",
         name: str | None = None,
         lane: str = "default",
@@ -317,7 +320,7 @@ class Registry:
         *,
         cron: str | None = None,
         every: Duration | None = None,
-        timezone: str = "UTC",
+        timezone: str | ZoneInfo = "UTC",
         catch_up: CatchUpName = "latest",
     ) -> None:
         """Schedule a call: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
@@ -341,7 +344,7 @@ class Registry:
             execution_kind=call.task.kind,
             cron=cron,
             every_ms=every_ms,
-            timezone=timezone,
+            timezone=_zone_name(timezone),
             catch_up=catch_up,
             lane_id=settings.lane,
             input_payload=call.payload,
@@ -364,6 +367,15 @@ class Registry:
         """Store all declared schedules."""
         for definition in self.schedules:
             await engine.upsert_schedule(definition)
+
+
+def _zone_name(zone: str | ZoneInfo) -> str:
+    """The key by which every process finds the zone."""
+    if not isinstance(zone, ZoneInfo):
+        return zone
+    if zone.key is None:
+        raise InvalidInput("timezone", 'has no name; write one, such as "Europe/Rome"')
+    return zone.key
 
 
 def _limited_policy(call: Call[object], namespace: str) -> ExecutionPolicy | None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields
 from functools import partial
+from zoneinfo import ZoneInfo
 
 import pydantic
 import pytest
@@ -37,6 +38,10 @@ def refused(refusal: str) -> "pytest.RaisesExc[InvalidInput]":
         ({"url": "data/shop.db"}, "url: is a path; write sqlite:///data/shop.db"),
         ({"config": {}}, "config: must be an EngineConfig, such as EngineConfig("),
         ({"clock": 3}, "clock: needs a method now_ms() -> int"),
+        (
+            {"url": "postgresql+asyncpg://ada:secret@db/shop"},
+            "url: names a driver; write postgresql://… (got 'postgresql+asyncpg')",
+        ),
         ({"pool_max": 0}, "pool_max: must be 1 to"),
         ({"pool_max": "10"}, "pool_max: must be an integer"),
         ({"migrate": "yes"}, "migrate: must be true or false"),
@@ -84,7 +89,8 @@ async def test_settings_of_a_worker_are_no_dictionary() -> None:
     [
         ("greet", "task: takes the function; to give it a name, write @app.task(name='greet')"),
         (3, "task: takes a function (got 3)"),
-        (int, "task: has a signature Python cannot inspect; wrap it in a function of your own"),
+        (max, "task: has a signature Python cannot inspect; wrap it in a function of your own"),
+        (App, "task: takes a function, not a class"),
         (partial(print, "x"), "name: is missing: only functions have their own name"),
     ],
     ids=str,
@@ -117,6 +123,16 @@ def test_what_is_a_task_already_is_scheduled_by_a_call() -> None:
     schedule: Callable[..., object] = app.schedule(every="1h")
     with refused("publish is a task already; app.add_schedule(…, publish(…), …)"):
         schedule(publish)
+
+
+def test_a_schedule_takes_cron_by_name_and_a_zone_as_an_object() -> None:
+    app = App()
+
+    @app.schedule(cron="0 6 * * *", timezone=ZoneInfo("Europe/Rome"))
+    def report(ctx: Context) -> None: ...
+
+    (schedule,) = app.schedules
+    assert (schedule.cron, schedule.timezone) == ("0 6 * * *", "Europe/Rome")
 
 
 def test_a_schedule_needs_parentheses() -> None:
