@@ -229,3 +229,13 @@ async def test_a_handler_may_end_without_a_branch_that_has_just_called_something
         assert await run.result() == "ended"
     for task in tasks:
         task.cancel()
+
+
+async def test_a_verb_is_no_function_of_a_step() -> None:
+    app = App()
+
+    @app.task
+    async def wait(ctx: Context) -> None:
+        await ctx.step("w", ctx.wait_for_signal, "x")
+
+    assert "ctx.wait_for_signal was called inside the function" in await fails(app, wait)

@@ -486,11 +486,11 @@ def check_awaitable(verbs: Verbs, name: str) -> None:
         )
 
 
-def check_step(name: object, function: object, retry: object) -> None:
+def check_step(given: object, function: object, retry: object) -> None:
     """Check the arguments of `ctx.step`."""
-    if callable(name) and not isinstance(name, str):
-        raise errors.InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', name)
-    check_text("name", name, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
+    if callable(given) and not isinstance(given, str):
+        raise errors.InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', given)
+    name = check_text("name", given, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
     if not isinstance(retry, Retry | None):
         raise errors.InvalidInput("retry", "must be a Retry", retry)
     step = f"the function of step {name}"
@@ -501,6 +501,9 @@ def check_step(name: object, function: object, retry: object) -> None:
             f"is a task; `await ctx.submit({task.name}, …)` runs it as an execution of its own, and"
             f" {task.name}.function is its function",
         )
+    verb = getattr(function, "__name__", "")
+    if isinstance(getattr(function, "__self__", None), Verbs) and verb not in IN_STEPS:
+        raise errors.NotInAStep(f"ctx.{verb}", name)
     if callable(function):
         return
     if inspect.iscoroutine(function):
