@@ -111,7 +111,7 @@ async def test_a_worker_runs_tasks_and_schedules_and_stops_when_told(
     )
     assert failed.status == 1
     assert "ValueError: never" in failed.err
-    logged = json.loads(await worker.line("handler failed"))
+    logged = json.loads(await worker.line(" failed: "))
     assert (logged["level"], logged["task"], logged["attempt_index"]) == ("warning", "fail", 0)
     assert "Traceback" in logged["traceback"]
 
