@@ -573,6 +573,8 @@ class RunningAttempt:
         where = failures.theirs(error)
         failures.forget_ours(error)
         report = failures.report_of(error, self.task)
+        if (unkept := self._not_awaited(error)) is not None:
+            report = structs.replace(report, reason=f"{report.reason}; {unkept}")
         log.log(
             logging.ERROR if report.failure_class is FailureClass.PERMANENT else logging.WARNING,
             "%s failed: %s: %s",
@@ -585,6 +587,15 @@ class RunningAttempt:
             extra=self.lease.log_fields,
         )
         return self._failure(report, blamed(self.lease, error))
+
+    def _not_awaited(self, error: BaseException) -> errors.NotAwaited | None:
+        """What a handler called without `await` that has failed on what it got instead."""
+        if self._services is None or "coroutine" not in failures.text_of(error):
+            return None
+        unkept = self._services.promises.unkept()
+        if unkept is not None:
+            error.add_note(str(unkept))
+        return unkept
 
     def _failure(
         self, failure: failures.ReportedFailure, step: FailedStep | None = None

@@ -95,13 +95,16 @@ class Promises:
             self._look_at = max(LOOK_AT, 2 * len(self._made))
 
     def check(self) -> None:
-        """Raise if some were never awaited, by the handler or by a task that has ended."""
+        if (unkept := self.unkept()) is not None:
+            raise unkept
+
+    def unkept(self) -> errors.NotAwaited | None:
+        """That some were never awaited, by the handler or by a task that has ended."""
         handler = asyncio.current_task()
         found = [promise for promise in self._open() if not promise.may_be_kept(handler)]
         for promise in found:
             promise.coroutine.close()
-        if found:
-            raise errors.NotAwaited([promise.called for promise in found])
+        return errors.NotAwaited([promise.called for promise in found]) if found else None
 
     def let_go(self) -> None:
         """Drop references back to the attempt."""
