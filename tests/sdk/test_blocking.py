@@ -49,6 +49,12 @@ def test_submitting_waiting_cancelling_and_asking_need_no_loop(app: App) -> None
     assert again.state() is PublicState.CANCELLED
 
 
+async def test_waiting_for_a_result_does_not_hold_up_an_event_loop(app: App) -> None:
+    run = app.blocking.submit(app.tasks["greet"], "Ada")
+    with pytest.raises(InvalidInput, match=r"app\.blocking…result: waits, and would hold up"):
+        run.result()
+
+
 def test_many_threads_share_it(app: App) -> None:
     greet = app.tasks["greet"]
     ids: list[str] = []
