@@ -34,8 +34,7 @@ from flowfabric.core.policies import (
     Duration,
     ExecutionPolicy,
     QuotaUse,
-    optional_duration_ms,
-    span,
+    check_duration,
 )
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.engine import Engine
@@ -330,13 +329,11 @@ class Registry:
             raise InvalidInput("name", "is the name of another schedule of this app", name)
         if (cron is None) is (every is None):
             raise InvalidInput("schedule", 'give either cron, as in "0 6 * * *", or every="10m"')
-        every_ms = optional_duration_ms("every", every)
-        if (
-            every_ms is not None
-            and not schedules.EVERY_MS_MIN <= every_ms <= schedules.EVERY_MS_MAX
-        ):
-            longest = span(schedules.EVERY_MS_MAX)
-            raise InvalidInput("every", f'must be "1s" to "{longest}"', every)
+        every_ms = (
+            None
+            if every is None
+            else check_duration("every", every, schedules.EVERY_MS_MIN, schedules.EVERY_MS_MAX)
+        )
         settings = call.task.settings
         definition = schedules.ScheduleDefinition(
             schedule_id=name,

@@ -26,7 +26,7 @@ from typing import Final
 from flowfabric.core.bounds import BATCH_MAX, LIVENESS_TTL_MS_MAX, LIVENESS_TTL_MS_MIN
 from flowfabric.core.checks import check_bool, check_int, check_offered
 from flowfabric.core.ids import ExecutionId, parse_worker_id, uuid_of
-from flowfabric.core.policies import Duration, duration_ms
+from flowfabric.core.policies import Duration, check_duration, duration_ms
 from flowfabric.core.workers import STOPPED, LaneShares, LaneWeights, Refreshed
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.leases import claim_topics
@@ -65,6 +65,7 @@ def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
 
 CONCURRENCY_MAX = 100_000
 WORKER_LEASE_TTL_MS_MIN = 1_000
+WORKER_LEASE_TTL_MS_MAX = 24 * 60 * 60 * 1_000
 QUICK_S = 0.5
 VERY_QUICK_S = 0.05
 
@@ -114,7 +115,9 @@ class WorkerSettings:
             check_int("prefetch", self.prefetch, 0, BATCH_MAX)
         parse_worker_id("worker_id", self.worker_id)
         parse_worker_id("worker_instance_id", self.worker_instance_id)
-        check_int("lease_ttl", self.lease_ttl_ms, WORKER_LEASE_TTL_MS_MIN, 24 * 60 * 60 * 1_000)
+        check_duration(
+            "lease_ttl", self.lease_ttl, WORKER_LEASE_TTL_MS_MIN, WORKER_LEASE_TTL_MS_MAX
+        )
         for name in ("drain_timeout", "cancel_grace", "in_process_sleep"):
             duration_ms(name, getattr(self, name))
         for name in ("threads", "processes"):
