@@ -372,7 +372,7 @@ async def test_lanes(engine: Engine, url: str) -> None:
         ("default", LaneState.ACTIVE),
         ("mail", LaneState.ACTIVE),
     ]
-    assert run("lanes", "pause", "unknown", url=url).status == 3
+    assert run("lanes", "resume", "unknown", url=url).status == 3
 
 
 async def test_schedules(engine: Engine, url: str) -> None:

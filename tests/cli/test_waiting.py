@@ -216,3 +216,9 @@ async def test_a_task_that_workers_do_not_have_is_named_by_why(engine: Engine, u
     assert run("why", created.execution_id, url=url).out == (
         "No running worker has a task 'gret' in lane 'default'; did you mean 'greet'?\n"
     )
+
+
+async def test_the_list_says_that_a_lane_is_paused(engine: Engine, url: str) -> None:
+    await engine.create_execution(NewExecution(execution_kind="greet"))
+    await engine.pause_lane("default")
+    assert run("ls", url=url).lines[1].endswith("lane paused")
