@@ -43,6 +43,7 @@ from flowfabric.registry import (
     Registry,
     TaskOptions,
     check_app,
+    check_imported_once,
     check_middleware,
     check_settings,
 )
@@ -297,6 +298,7 @@ class App(Registry):
     ) -> list[Run[R]]:
         acting = self._acting
         for task in {call.task: None for call in calls}:
+            check_imported_once(task, self)
             acting.meet(task)
         opened = await acting._open_unless_closed()
         return await opened.submit(calls, options, acting.namespace, grouped=grouped)
@@ -512,6 +514,11 @@ class App(Registry):
         signals: Sequence[StopSignal] = STOP_SIGNALS,
     ) -> StopSignal | None:
         """What `run_worker` does, but for handing on a signal: it is returned instead."""
+        if not self.tasks:
+            log.warning(
+                "this worker has no tasks, so it runs nothing: import the modules that declare them"
+                " with this App object before it starts"
+            )
         opened = await waited_out(self._open_with_schedules, stop)
         if opened is None:
             return None

@@ -9,6 +9,7 @@ it.
 """
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -364,6 +365,29 @@ class Registry:
         """Store all declared schedules."""
         for definition in self.schedules:
             await engine.upsert_schedule(definition)
+
+
+def check_imported_once(task: Task[..., object], app: Registry) -> None:
+    """Refuse a task of the app that the running program is, when it has been imported as well:
+    there are two App objects then, and the worker of this one does not have the task."""
+    if task.owner is app or task.owner is None or app.tasks.get(task.kind) is task:
+        return
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or app not in vars(main).values():
+        return
+    for name, module in list(sys.modules.items()):
+        if (
+            module is not main
+            and getattr(module, "__file__", None) == file
+            and task.owner in vars(module).values()
+        ):
+            raise InvalidInput(
+                "task",
+                f"{task.name} belongs to the App object of {name!r}, and this is that of the same"
+                " file run as a program: Python has loaded it twice. Put the App and its tasks"
+                " into a module of their own, and import that",
+            )
 
 
 def _zone_name(zone: str | ZoneInfo) -> str:

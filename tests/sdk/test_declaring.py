@@ -2,9 +2,12 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pydantic
@@ -277,3 +280,38 @@ async def test_a_call_that_is_awaited_says_that_it_has_to_be_submitted() -> None
     assert isinstance(call, Awaitable)
     with pytest.raises(TypeError, match=r"greet\(…\) is a call to submit.*app\.submit\(greet, …\)"):
         await call
+
+
+TWICE = """
+import asyncio
+import sys
+
+from flowfabric import App
+
+app = App("sqlite:///:memory:")
+
+if __name__ == "__main__":
+    sys.path.insert(0, ".")
+    import shop
+
+    @shop.app.task
+    async def greet() -> None: ...
+
+    asyncio.run(app.submit(greet))
+"""
+
+
+def test_a_program_that_has_been_imported_as_well_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(TWICE)
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "shop.py")], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "greet belongs to the App object of 'shop'" in ran.stderr
+    assert "Python has loaded it twice" in ran.stderr
+
+
+async def test_a_worker_without_tasks_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    await App("sqlite:///:memory:").run_worker(stop=stop)
+    assert "this worker has no tasks" in caplog.text
