@@ -329,6 +329,16 @@ def test_an_unmigrated_database_says_which_command_to_run(
     assert f"run: flowfabric migrate --url {quote(empty_postgres_database)}" in ran.err
 
 
+def test_an_unmigrated_database_with_a_password_names_the_program(
+    folder: Path, empty_postgres_database: str
+) -> None:
+    joint = "&" if "?" in empty_postgres_database else "?"
+    url = f"{empty_postgres_database}{joint}password=secret"
+    (folder / "shop.py").write_text(PROGRAM.replace("sqlite:///shop.db", url))
+    ran = run("worker", "shop:app", cwd=folder)
+    assert "run: flowfabric migrate --app shop:app (or set" in " ".join(ran.err.split()), ran.err
+
+
 async def test_dev_sets_up_an_empty_database(
     folder: Path, processes: list[Process], empty_postgres_database: str
 ) -> None:

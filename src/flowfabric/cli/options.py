@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 URL_VARIABLE: Final = "FLOWFABRIC_URL"
 APP_VARIABLE: Final = "FLOWFABRIC_APP"
+IMPORTED: Final[list[str]] = []
+"""The programs that this command has imported."""
 IMPORT_PATIENCE_S: Final = 5.0
 OURS: Final = str(Path(__file__).parent.parent) + os.sep
 IMPORTING: Final = ("<frozen importlib", os.path.dirname(importlib.__file__))
@@ -286,6 +288,7 @@ def find_app(reference: str) -> App:
         raise click.UsageError(f"module {module_name!r} has no {attribute!r}{known}")
     if not isinstance(found, App):
         raise click.UsageError(f"{reference} is a {type(found).__name__}, not a flowfabric App")
+    IMPORTED.append(reference)
     return found
 
 
