@@ -1,5 +1,6 @@
 """An agent that writes its answer into a web page, word by word, and survives its worker.
 
+    pip install starlette uvicorn
     uvicorn live:web       the page, at http://localhost:8000
     python live.py         a worker: kill it with -9 while it answers, and start another
 

@@ -1,5 +1,6 @@
 """A web application that submits work and awaits it.
 
+pip install starlette uvicorn
 uvicorn web:web                   serves it, with a worker in the same process
 curl -X POST localhost:8000/greet -d '{"name": "Ada"}'
 curl localhost:8000/runs/<id>

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from signal import Signals as StopSignal
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from msgspec import structs
@@ -42,11 +43,13 @@ from flowfabric.registry import (
     Registry,
     TaskOptions,
     check_app,
+    check_imported_once,
     check_middleware,
     check_settings,
 )
 from flowfabric.run import Opened, Run
 from flowfabric.signals import Signals
+from flowfabric.stop_signals import STOP_SIGNALS, hand_on
 from flowfabric.store.base import Clock
 from flowfabric.submission import Options, check_calls, check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task, TaskSettings
@@ -55,8 +58,8 @@ from flowfabric.worker.context import Context
 from flowfabric.worker.functions import check_not_imported
 from flowfabric.worker.leases import CONNECTIONS_MAX
 from flowfabric.worker.resources import Factory
+from flowfabric.worker.stopping import Stopping
 from flowfabric.worker.worker import (
-    Stopping,
     Worker,
     WorkerSettings,
     check_worker_settings,
@@ -296,6 +299,7 @@ class App(Registry):
     ) -> list[Run[R]]:
         acting = self._acting
         for task in {call.task: None for call in calls}:
+            check_imported_once(task, self)
             acting.meet(task)
         opened = await acting._open_unless_closed()
         return await opened.submit(calls, options, acting.namespace, grouped=grouped)
@@ -487,29 +491,49 @@ class App(Registry):
         stop: asyncio.Event | None = None,
         signals: bool = True,
     ) -> None:
-        """Run tasks until `stop` is set, or SIGTERM or SIGINT arrives.
+        """Run tasks until `stop` is set, or SIGTERM, SIGINT or SIGHUP arrives.
 
-        A second signal stops handlers at once, and so does cancelling this call. `lanes` default
-        to those of the app's tasks. `settings` holds everything else; the other arguments override
-        it. While the database is away the worker waits, even at the start. Raises `DatabaseGone`
-        if its SQLite file is deleted or replaced, and `AccessDenied` if a server refuses its token
-        or one of its requests.
+        A second signal stops handlers at once, and so does cancelling this call. Once the worker
+        has stopped, the first one does what it would have done without it: SIGINT ends
+        `asyncio.run` with KeyboardInterrupt, SIGTERM the process. With `signals=False` the worker
+        leaves signals alone. `lanes` default to those of the app's tasks. `settings` holds
+        everything else; the other arguments override it. While the database is away the worker
+        waits, even at the start. Raises `DatabaseGone` if its SQLite file is deleted or replaced,
+        and `AccessDenied` if a server refuses its token or one of its requests.
         """
         check_worker_settings(settings)
         chosen = (settings or WorkerSettings()).with_given(lanes, capabilities, concurrency)
+        heard = await self.work(chosen, stop, signals=STOP_SIGNALS if signals else ())
+        if heard is not None:
+            hand_on(heard)
+
+    async def work(
+        self,
+        settings: WorkerSettings,
+        stop: asyncio.Event | None = None,
+        *,
+        signals: Sequence[StopSignal] = STOP_SIGNALS,
+    ) -> StopSignal | None:
+        """What `run_worker` does, but for handing on a signal: it is returned instead."""
+        if not self.tasks:
+            log.warning(
+                "this worker has no tasks, so it runs nothing: import the modules that declare them"
+                " with this App object before it starts"
+            )
         opened = await waited_out(self._open_with_schedules, stop)
         if opened is None:
-            return
-        worker = self._worker(opened, chosen)
+            return None
+        worker = self._worker(opened, settings)
         await self.resources.open()
         ended = self._workers[worker] = asyncio.Event()
         try:
-            with Stopping(worker, stop, signals):
+            with Stopping(worker, stop, signals) as stopping:
                 await worker.run()
         finally:
             del self._workers[worker]
             ended.set()
             await self.resources.close()
+        return stopping.heard
 
     async def check_ready(self) -> None:
         """Raise unless a worker of this app takes work and its database answers.

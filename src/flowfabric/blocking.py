@@ -20,7 +20,7 @@ from flowfabric.budgets import AppBudgets
 from flowfabric.core.policies import Duration
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.events import Subscription, Told
-from flowfabric.errors import FlowFabricError, Unavailable
+from flowfabric.errors import FlowFabricError, InvalidInput, Unavailable
 from flowfabric.parts import AppPart, Twin, waits
 from flowfabric.run import Opened, Run
 from flowfabric.signals import Signals
@@ -151,6 +151,17 @@ class Blocking:
         except CancelledError:
             raise _closed() from None
 
+    def check_may_wait(self, verb: str) -> None:
+        """Refuse to hold up an event loop until something happens that may need that loop."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise InvalidInput(
+            f"app.blocking…{verb}",
+            "waits, and would hold up this event loop; use the method of app itself, with await",
+        )
+
     def sending(self, connection: object, work: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the background loop, or on this thread if it is inside the
         transaction of a connection.
@@ -253,6 +264,7 @@ class BlockingRun(Twin[Run[R_co]]):
 
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the end and return what the task returned; see `Run.result`."""
+        self._blocking.check_may_wait("result")
         return self._blocking.wait(self._run.result(timeout))
 
     def stream(

@@ -37,6 +37,7 @@ the first line of its docstring.
 import re
 from collections.abc import Sequence
 from enum import StrEnum
+from shlex import quote
 from typing import ClassVar, Final
 
 # The base of all errors, their classification, and how a refused value is shown
@@ -193,12 +194,23 @@ class Unavailable(FlowFabricError, http_status=503):
         self.op = op
 
 
+def migrating(program: str) -> str:
+    """The command that migrates the database of a program."""
+    return f"flowfabric migrate --app {quote(program)}"
+
+
+MIGRATE_APP: Final = migrating("module:app")
+
+
 class SchemaTooOld(Unavailable):
     """The database schema is older than this package needs. Run `flowfabric migrate`."""
 
     def __init__(self, found: int, expected: int, url: str | None = None) -> None:
-        where = "--app module:app, or its URL in FLOWFABRIC_URL" if url is None else f"--url {url}"
-        command = f"run: flowfabric migrate {where}"
+        command = (
+            f"run: {MIGRATE_APP} (or set FLOWFABRIC_URL, and run: flowfabric migrate)"
+            if url is None
+            else f"run: flowfabric migrate --url {url}"
+        )
         detail = f"the database is at version {found}, this package needs {expected}; {command}"
         super().__init__("schema", detail)
         self.found, self.expected = found, expected

@@ -9,10 +9,12 @@ it.
 """
 
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypedDict, TypeVar, overload
+from zoneinfo import ZoneInfo
 
 from msgspec import structs
 
@@ -33,8 +35,7 @@ from flowfabric.core.policies import (
     Duration,
     ExecutionPolicy,
     QuotaUse,
-    optional_duration_ms,
-    span,
+    check_duration,
 )
 from flowfabric.cron import recurrence_of
 from flowfabric.engine.engine import Engine
@@ -100,6 +101,9 @@ def check_function(value: object) -> None:
             f"{value.name} is a task already; app.add_schedule(…, {value.name}(…), …) runs it by"
             " the clock",
         )
+    if inspect.isclass(value):
+        problem = "takes a function, not a class; for data that a task takes, use no decorator"
+        raise InvalidInput("task", problem, value.__name__)
     if not callable(value):
         raise InvalidInput("task", "takes a function", value)
     try:
@@ -274,10 +278,9 @@ class Registry:
     def schedule(
         self,
         cron: str | None = None,
-        /,
         *,
         every: Duration | None = None,
-        timezone: str = "UTC",
+        timezone: str | ZoneInfo = "UTC",
         catch_up: CatchUpName = "latest",
         name: str | None = None,
         lane: str = "default",
@@ -317,7 +320,7 @@ class Registry:
         *,
         cron: str | None = None,
         every: Duration | None = None,
-        timezone: str = "UTC",
+        timezone: str | ZoneInfo = "UTC",
         catch_up: CatchUpName = "latest",
     ) -> None:
         """Schedule a call: `app.add_schedule("nightly", publish(42), cron="0 3 * * *")`."""
@@ -327,13 +330,11 @@ class Registry:
             raise InvalidInput("name", "is the name of another schedule of this app", name)
         if (cron is None) is (every is None):
             raise InvalidInput("schedule", 'give either cron, as in "0 6 * * *", or every="10m"')
-        every_ms = optional_duration_ms("every", every)
-        if (
-            every_ms is not None
-            and not schedules.EVERY_MS_MIN <= every_ms <= schedules.EVERY_MS_MAX
-        ):
-            longest = span(schedules.EVERY_MS_MAX)
-            raise InvalidInput("every", f'must be "1s" to "{longest}"', every)
+        every_ms = (
+            None
+            if every is None
+            else check_duration("every", every, schedules.EVERY_MS_MIN, schedules.EVERY_MS_MAX)
+        )
         settings = call.task.settings
         definition = schedules.ScheduleDefinition(
             schedule_id=name,
@@ -341,7 +342,7 @@ class Registry:
             execution_kind=call.task.kind,
             cron=cron,
             every_ms=every_ms,
-            timezone=timezone,
+            timezone=_zone_name(timezone),
             catch_up=catch_up,
             lane_id=settings.lane,
             input_payload=call.payload,
@@ -364,6 +365,38 @@ class Registry:
         """Store all declared schedules."""
         for definition in self.schedules:
             await engine.upsert_schedule(definition)
+
+
+def check_imported_once(task: Task[..., object], app: Registry) -> None:
+    """Refuse a task of the app that the running program is, when it has been imported as well:
+    there are two App objects then, and the worker of this one does not have the task."""
+    if task.owner is app or task.owner is None or app.tasks.get(task.kind) is task:
+        return
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or app not in vars(main).values():
+        return
+    for name, module in list(sys.modules.items()):
+        if (
+            module is not main
+            and getattr(module, "__file__", None) == file
+            and task.owner in vars(module).values()
+        ):
+            raise InvalidInput(
+                "task",
+                f"{task.name} belongs to the App object of {name!r}, and this is that of the same"
+                " file run as a program: Python has loaded it twice. Put the App and its tasks"
+                " into a module of their own, and import that",
+            )
+
+
+def _zone_name(zone: str | ZoneInfo) -> str:
+    """The key by which every process finds the zone."""
+    if not isinstance(zone, ZoneInfo):
+        return zone
+    if zone.key is None:
+        raise InvalidInput("timezone", 'has no name; write one, such as "Europe/Rome"')
+    return zone.key
 
 
 def _limited_policy(call: Call[object], namespace: str) -> ExecutionPolicy | None:

@@ -21,7 +21,7 @@ from flowfabric import errors
 from flowfabric.batching import GroupCommit
 from flowfabric.core import ids
 from flowfabric.core.bounds import BATCH_MAX, KEY_WAIT_MS
-from flowfabric.core.checks import JSON, check_key, check_priority, split_misfit
+from flowfabric.core.checks import JSON, check_key, check_priority, closest, split_misfit
 from flowfabric.core.creation import Checked, NewExecution, Terms, with_limits
 from flowfabric.core.gates import LimitUse
 from flowfabric.core.ids import ExecutionId
@@ -90,6 +90,14 @@ def read_submission(
             f" submit({what.name}(…), …), with the argument inside and the option outside",
         )
     kwargs = {name: value for name, value in keywords.items() if name not in OPTION_NAMES}
+    if unknown := next((each for each in kwargs if not what.arguments.takes(each)), None):
+        takes = ", ".join(what.arguments.names) or "nothing"
+        meant = closest(unknown, sorted({*what.arguments.names, *OPTION_NAMES}))
+        raise errors.InvalidInput(
+            unknown,
+            f"is neither an argument of {what.name}, which takes {takes}, nor an option of submit"
+            + (f"; did you mean {meant}?" if meant else ""),
+        )
     return Call(what, what.arguments.encode(args, kwargs)), check_options(options)
 
 
@@ -126,8 +134,9 @@ def check_options(keywords: Mapping[str, object]) -> Options:
         return NO_OPTIONS
     unknown = sorted(keywords.keys() - OPTION_NAMES)
     if unknown:
-        known = ", ".join(sorted(OPTION_NAMES))
-        raise errors.InvalidInput(unknown[0], f"is not an option of submit; those are {known}")
+        known, meant = ", ".join(sorted(OPTION_NAMES)), closest(unknown[0], sorted(OPTION_NAMES))
+        hint = f"did you mean {meant}? Those" if meant else "those"
+        raise errors.InvalidInput(unknown[0], f"is not an option of submit; {hint} are {known}")
     if "limits" in keywords:
         keywords = {**keywords, "limits": check_limits(keywords["limits"])}
     try:

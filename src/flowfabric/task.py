@@ -442,8 +442,17 @@ class Arguments:
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidInput(f"arguments of {self._name}", str(error)) from None
+            raise self._misfit(kwargs, error) from None
         return self._encode(bound.arguments, self._decoder)
+
+    def _misfit(self, kwargs: Mapping[str, object], error: TypeError) -> InvalidInput:
+        """That arguments do not fit: rather which one is unknown than which one is missing."""
+        problem = str(error)
+        if unknown := next((each for each in kwargs if not self.takes(each)), None):
+            takes, meant = ", ".join(self.names) or "nothing", checks.closest(unknown, self.names)
+            hint = f"; did you mean {meant!r}?" if meant else ""
+            problem = f"{unknown!r} is none of them: it takes {takes}{hint}"
+        return InvalidInput(f"arguments of {self._name}", problem)
 
     def bind_some(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Arguments by parameter; others may follow."""

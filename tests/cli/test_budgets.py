@@ -35,8 +35,8 @@ def test_budgets_are_created_changed_reported_to_and_reset(tmp_path: Path) -> No
         "STATE",
         "RESET",
     ]
-    assert listed[1].split()[:6] == ["team", "cents", "0", "5", "used", "up"]
-    assert listed[2].split() == ["tokens", "1,000", "800", "1,000"]
+    assert listed[1].split()[:4] == ["team", "cents", "0", "5"]
+    assert listed[2].split() == ["tokens", "1,000", "800", "1,000", "used", "up"]
 
     raised = run("budgets", "set", "team", "--hard", "tokens=2000", "--json", url=url).document
     assert (raised["closed"], raised["usage"]) == (False, {"tokens": 1_000})
@@ -102,3 +102,12 @@ async def test_the_list_names_the_budget_for_which_a_run_was_put_aside(
     await engine.delay(claimed.handle, until_ms, why="budget team has no room for 9 tokens")
     (_, listed) = run("ls", url=url, COLUMNS="160").lines
     assert listed.endswith("put aside: budget team has no room for 9 tokens")
+
+
+def test_a_new_dimension_that_looks_like_another_is_pointed_out(url: str) -> None:
+    run("budgets", "create", "bot", "--hard", "tokens=100", "--hard", "calls=5", url=url)
+    run("budgets", "report", "bot", "tokens=100", url=url)
+    ran = run("budgets", "set", "bot", "--hard", "token=50", url=url)
+    assert "budget bot had no dimension token before; did you mean tokens?" in ran.err
+    (used_up,) = [line for line in ran.lines if line.rstrip().endswith("used up")]
+    assert used_up.split()[0] == "tokens"

@@ -147,4 +147,4 @@ async def test_without_an_own_id_answers_name_the_uuid_as_lists_do(
     ran = run("submit", "work", "--id", "order-1", "--wait", "1ms", url=url)
     waiting, error = ran.err.splitlines()
     assert waiting == "waiting for order-1"
-    assert error.startswith("Error: waiting for order-1 timed out after 1 ms: No worker has ")
+    assert error.startswith("Error: waiting for order-1 timed out after 1 ms: No running ")

@@ -60,11 +60,11 @@ async def test_a_signal_of_another_name_says_what_is_waited_for(url: str) -> Non
         submitted = await waiting(app)
         ran = run("signal", submitted.execution_id, "aproved", url=url)
         assert ran.out.startswith(f"aproved to {submitted.execution_id[-36:]}: kept: ")
-        assert ran.out.endswith("It waits for 'approved' now\n")
+        assert ran.out.endswith("waits for 'approved'; did you mean that?\n")
         await submitted.cancel()
         late = run("signal", submitted.execution_id, "approved", url=url)
         assert late.status == 4
-        assert "is cancelled and takes no signals; after a replay it would" in late.err
+        assert "was cancelled, so it takes no signals (replay it first)" in late.err
 
 
 @pytest.mark.parametrize("by_variable", [False, True])

@@ -1,6 +1,9 @@
 """What `ls` and `why` say about executions that wait for people and for each other."""
 
 import re
+from pathlib import Path
+
+import pytest
 
 from flowfabric import Engine, connect
 from flowfabric.core.creation import NewExecution
@@ -37,7 +40,7 @@ async def test_what_is_due_without_a_worker_says_so_everywhere(engine: Engine, u
     assert "delayed" in line.split()
     assert re.search(r"no worker, due 7m\d+s ago$", line)
     why = run("why", execution_id, url=url).out
-    assert re.match(r"It has been due for 7m\d+s \(delay\)\. No worker has asked lately ", why)
+    assert re.match(r"It should have started 7m\d+s ago\. No running worker has a task ", why)
     ran = run("doctor", url=url)
     assert ran.status == 1
     assert re.search(r"delayed overdue by 7m\d+s", ran.out)
@@ -166,8 +169,56 @@ async def test_whoever_waits_for_a_submission_is_told_what_it_waits_for(
 ) -> None:
     ran = run("submit", "greet", "--wait", "6s", url=url)
     nobody = (
-        "No worker has asked lately for lane 'default', kind 'greet': start one that does"
+        "No running worker has a task 'greet' in lane 'default': start one that does"
         " (flowfabric worker module:app)."
     )
     # Once while it waits, and with the error at the end.
     assert " ".join(ran.err.split()).count(nobody) == 2
+
+
+PROGRAM = """
+from flowfabric import App
+
+app = App()
+
+@app.task
+def greet() -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("greet", "start one that does (flowfabric worker shop:app)."),
+        ("gret", "shop:app has no task 'gret'; did you mean 'greet'?"),
+    ],
+)
+async def test_why_names_the_program_it_was_given(
+    engine: Engine, url: str, tmp_path: Path, kind: str, advice: str
+) -> None:
+    (tmp_path / "shop.py").write_text(PROGRAM.replace("App()", f"App({url!r})"))
+    created = await engine.create_execution(NewExecution(execution_kind=kind))
+    found = run("why", created.execution_id, "--app", "shop:app", cwd=tmp_path)
+    assert found.out.rstrip().endswith(advice)
+    waited = run("submit", "greet", "--app", "shop:app", "--wait", "1ms", cwd=tmp_path)
+    assert "(flowfabric worker shop:app)" in " ".join(waited.err.split())
+
+
+async def test_a_task_that_workers_do_not_have_is_named_by_why(engine: Engine, url: str) -> None:
+    await engine.register_worker(
+        ["default"],
+        worker_id="w",
+        worker_instance_id="w-1",
+        kinds=["greet"],
+        liveness_ttl_ms=60_000,
+    )
+    created = await engine.create_execution(NewExecution(execution_kind="gret"))
+    assert run("why", created.execution_id, url=url).out == (
+        "No running worker has a task 'gret' in lane 'default'; did you mean 'greet'?\n"
+    )
+
+
+async def test_the_list_says_that_a_lane_is_paused(engine: Engine, url: str) -> None:
+    await engine.create_execution(NewExecution(execution_kind="greet"))
+    await engine.pause_lane("default")
+    assert run("ls", url=url).lines[1].endswith("lane paused")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -110,7 +111,7 @@ async def test_a_worker_runs_tasks_and_schedules_and_stops_when_told(
     )
     assert failed.status == 1
     assert "ValueError: never" in failed.err
-    logged = json.loads(await worker.line("handler failed"))
+    logged = json.loads(await worker.line(" failed: "))
     assert (logged["level"], logged["task"], logged["attempt_index"]) == ("warning", "fail", 0)
     assert "Traceback" in logged["traceback"]
 
@@ -219,7 +220,7 @@ async def test_a_worker_that_is_told_to_stop_says_what_it_waits_for(
     await worker.line("crawling")
     worker.process.send_signal(signal.SIGINT)
     said = await worker.line("stopping")
-    assert f"waiting up to 25 s for crawl {submitted.out.strip()}; tell it again" in said
+    assert f"waiting up to 25 s for crawl {submitted.out.strip()}; press Ctrl-C again" in said
     assert await worker.end(signal.SIGINT) == 0
 
 
@@ -249,14 +250,49 @@ async def test_a_program_that_runs_when_it_is_imported_is_told_so(
     assert await worker.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_dev_takes_its_worker_along_when_it_is_ended_alone(
-    folder: Path, processes: list[Process]
+    folder: Path, processes: list[Process], how: signal.Signals
 ) -> None:
     dev = await start(processes, folder, "dev", "shop:app")
     await dev.line("starts")
-    dev.process.send_signal(signal.SIGTERM)
+    dev.process.send_signal(how)
     await dev.line("has stopped")
     assert await dev.process.wait() == 0
+
+
+async def test_dev_that_is_interrupted_again_stops_handlers_at_once(
+    folder: Path, processes: list[Process]
+) -> None:
+    (folder / "shop.py").write_text(SLOW)
+    dev = await start(processes, folder, "dev", "shop:app")
+    await dev.line("starts")
+    await asyncio.to_thread(run, "submit", "crawl", "--app", "shop:app", cwd=folder)
+    await dev.line("crawling")
+    began_s = time.monotonic()
+    os.killpg(dev.process.pid, signal.SIGINT)
+    await dev.line("press Ctrl-C again to stop them now")
+    os.killpg(dev.process.pid, signal.SIGINT)
+    await dev.line("has stopped")
+    assert time.monotonic() - began_s < 3
+    assert await dev.process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "up"),
+    [
+        (("worker", "shop:app"), "starts"),
+        (("serve", "--port", "0", "--url", "sqlite:///shop.db"), "Uvicorn running"),
+    ],
+    ids=["worker", "serve"],
+)
+async def test_a_terminal_that_goes_stops_it_in_order(
+    folder: Path, processes: list[Process], command: tuple[str, ...], up: str
+) -> None:
+    run("migrate", "--url", "sqlite:///shop.db", cwd=folder)
+    running = await start(processes, folder, *command)
+    await running.line(up)
+    assert await running.end(signal.SIGHUP) == 0
 
 
 def test_what_cannot_be_run_is_refused(folder: Path) -> None:
@@ -291,6 +327,16 @@ def test_an_unmigrated_database_says_which_command_to_run(
     ran = run("worker", "shop:app", cwd=folder)
     assert ran.status == 5
     assert f"run: flowfabric migrate --url {quote(empty_postgres_database)}" in ran.err
+
+
+def test_an_unmigrated_database_with_a_password_names_the_program(
+    folder: Path, empty_postgres_database: str
+) -> None:
+    joint = "&" if "?" in empty_postgres_database else "?"
+    url = f"{empty_postgres_database}{joint}password=secret"
+    (folder / "shop.py").write_text(PROGRAM.replace("sqlite:///shop.db", url))
+    ran = run("worker", "shop:app", cwd=folder)
+    assert "run: flowfabric migrate --app shop:app (or set" in " ".join(ran.err.split()), ran.err
 
 
 async def test_dev_sets_up_an_empty_database(
@@ -350,7 +396,7 @@ async def test_dev_has_what_the_tasks_require_and_serves_the_lanes_it_is_told(
     left = await asyncio.to_thread(
         run, "submit", "rest", "--app", "shop:app", "--wait", "1ms", cwd=folder
     )
-    assert "No worker has asked lately for lane 'default'" in left.err
+    assert "No running worker has a task" in left.err
     os.killpg(dev.process.pid, signal.SIGINT)
     await dev.line("has stopped")
 

@@ -338,7 +338,7 @@ async def test_what_can_no_longer_be_had_is_not_waited_for(engine: Engine, given
 @pytest.mark.parametrize(
     ("interval_ms", "says"),
     [
-        (0, "budget team: 100 of 100 tokens used, reset it or raise its limit; 1 ahead."),
+        (0, "budget team: 100 of 100 tokens used; reset the budget or raise its limit; 1 ahead."),
         (HOUR_MS, "budget team: 100 of 100 tokens used, reset in 1h; 1 ahead."),
     ],
 )
@@ -370,8 +370,8 @@ async def test_what_waits_for_more_than_is_left_says_so(engine: Engine, given: G
     explained = await engine.explain_execution(waiting)
 
     assert explained.sentence == (
-        "It waits for budget team: 60 of 100 tokens used: 40 left, 50 needed, reset it"
-        " or raise its limit; 0 ahead."
+        "It waits for budget team: 60 of 100 tokens used: 40 left, 50 needed; reset the"
+        " budget or raise its limit; 0 ahead."
     )
 
 

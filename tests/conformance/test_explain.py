@@ -96,7 +96,7 @@ async def test_an_execution_nobody_asks_for_says_what_it_needs(
         public_state=PublicState.WAITING,
         cause=Cause.NO_WORKER,
         sentence=(
-            "No worker has asked lately for lane 'default', kind 'work' with capabilities"
+            "No running worker has a task 'work' in lane 'default' with capabilities"
             " cuda, gpu: start one that does (flowfabric worker module:app --capability cuda"
             " --capability gpu)."
         ),
@@ -202,8 +202,8 @@ async def test_a_lost_worker_is_the_reason(
     await present(engine)
     assert await why(engine, overdue.execution_id) == (
         Cause.LEASE_LOST,
-        "Its lease ended 2.5s ago and nobody has taken it over yet: its worker"
-        " worker-3-instance went quiet, or keeps it in a fence.",
+        "Its worker worker-3-instance went quiet 2.5s ago, or keeps it in a fence: another worker"
+        " takes it over.",
     )
     assert await why(engine, revoked.execution_id) == (
         Cause.LEASE_LOST,

@@ -212,10 +212,16 @@ async def test_bad_lanes_are_refused(engine: Engine) -> None:
             await refuses(engine, "limit", "list_lanes", limit=limit)
         for cursor in ("", "l" * 65, 5):
             await refuses(engine, "cursor", "list_lanes", cursor=cursor)
-    for operation in STATES:
-        async with refused(engine, NotFound) as caught:
-            await getattr(engine, operation)("unknown")
-        assert (caught.value.entity, caught.value.id) == ("lane", "unknown")
+    async with refused(engine, NotFound) as caught:
+        await engine.resume_lane("unknown")
+    assert (caught.value.entity, caught.value.id) == ("lane", "unknown")
+
+
+async def test_a_lane_can_be_closed_before_its_first_execution(engine: Engine) -> None:
+    assert (await engine.drain_lane("mail")).state is LaneState.DRAINING
+    async with refused(engine, LaneNotAccepting):
+        await engine.create_execution(new(lane_id="mail"))
+    assert (await engine.resume_lane("mail")).state is LaneState.ACTIVE
 
 
 @pytest.mark.parametrize("close", ["pause_lane", "drain_lane", "disable_lane"])

@@ -57,6 +57,13 @@ async def test_what_cannot_be_an_id_is_refused(engine: Engine, text: str) -> Non
         await engine.resolve_execution_id(text)
 
 
+async def test_a_short_part_of_an_id_asks_for_more(engine: Engine) -> None:
+    with pytest.raises(
+        NotFound, match="not found: abc \\(of a uuid, give at least 4 characters\\)"
+    ):
+        await engine.resolve_execution_id("abc")
+
+
 @pytest.mark.parametrize("text", ["abc", "wxyz", "%%%%", "____"])
 async def test_what_cannot_be_a_part_is_nobodys_own_id_either(engine: Engine, text: str) -> None:
     with pytest.raises(NotFound):

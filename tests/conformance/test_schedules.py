@@ -265,14 +265,14 @@ async def test_operations_on_a_schedule_that_does_not_exist(engine: Engine, oper
     assert (caught.value.entity, caught.value.id) == ("schedule", "hourly")
 
 
-async def test_a_schedule_runs_out_of_turn_when_asked(engine: Engine) -> None:
+async def test_a_schedule_runs_out_of_turn_when_asked(engine: Engine, clock: SettableClock) -> None:
     schedule = (await engine.upsert_schedule(HOURLY)).schedule
     created = await engine.trigger_schedule("hourly")
     assert isinstance(created, Created)
     (execution,) = await executions(engine)
     assert (execution.execution_id, execution.tags) == (
         created.execution_id,
-        {"flowfabric.schedule": "hourly"},
+        {"flowfabric.schedule": "hourly", "flowfabric.due_at_ms": str(clock.now_ms())},
     )
     assert await existing(engine) == schedule
 

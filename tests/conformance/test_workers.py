@@ -389,7 +389,7 @@ async def test_what_no_worker_can_run_is_kept_back_until_one_registers(
     why = await engine.explain_execution(execution_id)
     assert (why.cause, why.sentence) == (
         "no_worker",
-        "No worker has asked lately for lane 'default', kind 'work' with capabilities cuda, gpu:"
+        "No running worker has a task 'work' in lane 'default' with capabilities cuda, gpu:"
         " start one that does (flowfabric worker module:app --capability cuda --capability gpu).",
     )
     for fields in (

@@ -39,7 +39,7 @@ def test_submitting_waiting_cancelling_and_asking_need_no_loop(app: App) -> None
     assert run.state() is PublicState.WAITING
     assert run.why().cause == "no_worker"
     with pytest.raises(
-        OperationTimeout, match=r"timed out after \d+ ms: No worker has asked lately"
+        OperationTimeout, match=r"timed out after \d+ ms: No running worker has a task"
     ):
         run.result(timeout="10ms")
     run.cancel("enough")
@@ -47,6 +47,12 @@ def test_submitting_waiting_cancelling_and_asking_need_no_loop(app: App) -> None
         run.result(timeout=20)
     again = app.blocking.run(greet, run.execution_id)
     assert again.state() is PublicState.CANCELLED
+
+
+async def test_waiting_for_a_result_does_not_hold_up_an_event_loop(app: App) -> None:
+    run = app.blocking.submit(app.tasks["greet"], "Ada")
+    with pytest.raises(InvalidInput, match=r"app\.blocking…result: waits, and would hold up"):
+        run.result()
 
 
 def test_many_threads_share_it(app: App) -> None:

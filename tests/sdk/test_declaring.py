@@ -2,9 +2,13 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pydantic
 import pytest
@@ -37,6 +41,10 @@ def refused(refusal: str) -> "pytest.RaisesExc[InvalidInput]":
         ({"url": "data/shop.db"}, "url: is a path; write sqlite:///data/shop.db"),
         ({"config": {}}, "config: must be an EngineConfig, such as EngineConfig("),
         ({"clock": 3}, "clock: needs a method now_ms() -> int"),
+        (
+            {"url": "postgresql+asyncpg://ada:secret@db/shop"},
+            "url: names a driver; write postgresql://… (got 'postgresql+asyncpg')",
+        ),
         ({"pool_max": 0}, "pool_max: must be 1 to"),
         ({"pool_max": "10"}, "pool_max: must be an integer"),
         ({"migrate": "yes"}, "migrate: must be true or false"),
@@ -84,7 +92,8 @@ async def test_settings_of_a_worker_are_no_dictionary() -> None:
     [
         ("greet", "task: takes the function; to give it a name, write @app.task(name='greet')"),
         (3, "task: takes a function (got 3)"),
-        (int, "task: has a signature Python cannot inspect; wrap it in a function of your own"),
+        (max, "task: has a signature Python cannot inspect; wrap it in a function of your own"),
+        (App, "task: takes a function, not a class"),
         (partial(print, "x"), "name: is missing: only functions have their own name"),
     ],
     ids=str,
@@ -117,6 +126,16 @@ def test_what_is_a_task_already_is_scheduled_by_a_call() -> None:
     schedule: Callable[..., object] = app.schedule(every="1h")
     with refused("publish is a task already; app.add_schedule(…, publish(…), …)"):
         schedule(publish)
+
+
+def test_a_schedule_takes_cron_by_name_and_a_zone_as_an_object() -> None:
+    app = App()
+
+    @app.schedule(cron="0 6 * * *", timezone=ZoneInfo("Europe/Rome"))
+    def report(ctx: Context) -> None: ...
+
+    (schedule,) = app.schedules
+    assert (schedule.cron, schedule.timezone) == ("0 6 * * *", "Europe/Rome")
 
 
 def test_a_schedule_needs_parentheses() -> None:
@@ -261,3 +280,38 @@ async def test_a_call_that_is_awaited_says_that_it_has_to_be_submitted() -> None
     assert isinstance(call, Awaitable)
     with pytest.raises(TypeError, match=r"greet\(…\) is a call to submit.*app\.submit\(greet, …\)"):
         await call
+
+
+TWICE = """
+import asyncio
+import sys
+
+from flowfabric import App
+
+app = App("sqlite:///:memory:")
+
+if __name__ == "__main__":
+    sys.path.insert(0, ".")
+    import shop
+
+    @shop.app.task
+    async def greet() -> None: ...
+
+    asyncio.run(app.submit(greet))
+"""
+
+
+def test_a_program_that_has_been_imported_as_well_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(TWICE)
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "shop.py")], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "greet belongs to the App object of 'shop'" in ran.stderr
+    assert "Python has loaded it twice" in ran.stderr
+
+
+async def test_a_worker_without_tasks_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    await App("sqlite:///:memory:").run_worker(stop=stop)
+    assert "this worker has no tasks" in caplog.text

@@ -8,12 +8,14 @@ from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from flowfabric import App, Run
+from flowfabric import App, Run, testing
 from flowfabric.core.states import PublicState
+from flowfabric.testing import SettableClock
 from tests.apps import blocked, reached, working
 
 ROOT = Path(__file__).parent.parent.parent
@@ -132,6 +134,32 @@ async def test_the_program_about_branches_does_everything_once(tmp_path: Path) -
     together = "".join(said[:-1])
     assert Counter({each: together.count(each) for each in expected}) == Counter(expected)
     assert len(together) == sum(map(len, expected))
+
+
+async def test_the_program_about_reminders_keeps_the_link_of_its_first_mail(
+    tmp_path: Path,
+) -> None:
+    (source,) = (each for each in snippets("signals.md") if "send_reminder" in each)
+    program = tmp_path / "approval.py"
+    program.write_text(source)
+    async with started(program) as process:
+        said = await lines_of(process)
+    assert said[:3] == ["please decide", "reminder 1", "reminder 2"]
+    assert said[-1] == "On signals is published"
+
+
+async def test_the_program_about_a_flow_by_the_clock_starts_it_once(tmp_path: Path) -> None:
+    (source,) = (each for each in snippets("schedules.md") if "app.flow(" in each)
+    namespace: dict[str, object] = {}
+    exec(source.replace("sqlite:///nightly.db", f"sqlite:///{tmp_path}/nightly.db"), namespace)
+    app = namespace["app"]
+    assert isinstance(app, App)
+    clock = SettableClock(int(datetime(2026, 3, 28, 12, tzinfo=UTC).timestamp() * 1_000))
+    async with testing.engine(clock, app=app) as local:
+        clock.advance("1d")
+        await local.drain()
+        run = local.flow_run("nightly-2026-03-29")
+        assert (await run.summary()).members_completed == 3
 
 
 # A deploy

@@ -74,7 +74,7 @@ async def test_a_caller_is_told_that_no_worker_is_there(app: App, told: Listener
     run = await app.submit(declared(app), execution_id="order-42", lane="mail")
     wait = waiting(run)
     assert await told.next() == (
-        "still waiting for order-42: No worker has asked lately for lane 'mail', kind 'task':"
+        "still waiting for order-42: No running worker has a task 'task' in lane 'mail':"
         f" {START} --lane mail)."
     )
     async with working(app, lanes={"mail": 1}):
@@ -131,9 +131,7 @@ async def test_who_waits_for_a_flow_is_told(app: App, told: Listener) -> None:
     async with working(app):
         await asyncio.gather(*waits)
     of_flow, of_node = sorted(lines, key=lambda line: "still waiting for flow" not in line)
-    assert of_flow.endswith(
-        f"No worker has asked lately for lane 'default', kind 'task': {START})."
-    )
+    assert of_flow.endswith(f"No running worker has a task 'task' in lane 'default': {START}).")
     assert of_node.endswith("No worker is there: start one (flowfabric worker module:app).")
 
 
@@ -144,7 +142,7 @@ async def test_who_reads_a_stream_is_told(app: App, told: Listener) -> None:
         return [frame.text async for frame in run.stream()]
 
     reader = asyncio.create_task(read())
-    assert "No worker has asked lately for lane 'default', kind 'task'" in await told.next()
+    assert "No running worker has a task 'task' in lane 'default'" in await told.next()
     async with working(app):
         assert await reader == []
 
@@ -152,11 +150,11 @@ async def test_who_reads_a_stream_is_told(app: App, told: Listener) -> None:
 async def test_a_caller_is_told_when_it_is_something_else(app: App, told: Listener) -> None:
     run = await app.submit(declared(app), lane="mail")
     wait = waiting(run)
-    assert "No worker has asked lately for lane 'mail'" in await told.next()
+    assert "No running worker has a task 'task' in lane 'mail'" in await told.next()
     await app.engine.pause_lane("mail")
     assert "Its lane 'mail' is paused" in await told.next()
     await app.engine.resume_lane("mail")
-    assert "No worker has asked lately for lane 'mail'" in await told.next()
+    assert "No running worker has a task 'task' in lane 'mail'" in await told.next()
     await given_up(wait)
     assert told.lines.empty()
 
@@ -168,7 +166,7 @@ async def test_who_waits_for_a_flow_is_told_when_it_is_something_else(
     flow.add(declared(app), lane="mail")
     run = await flow.start()
     wait: asyncio.Task[object] = asyncio.create_task(run.wait())
-    assert "No worker has asked lately for lane 'mail'" in await told.next()
+    assert "No running worker has a task 'task' in lane 'mail'" in await told.next()
     await app.engine.pause_lane("mail")
     assert "Its lane 'mail' is paused" in await told.next()
     await given_up(wait)
@@ -197,8 +195,7 @@ async def test_who_waits_for_a_parent_is_told_what_its_child_waits_for(
         why = await run.why()
         await given_up(wait)
     assert line.endswith(
-        "About errand: No worker has asked lately for lane 'mail', kind 'task':"
-        f" {START} --lane mail)."
+        f"About errand: No running worker has a task 'task' in lane 'mail': {START} --lane mail)."
     )
     assert why.needs_somebody
     assert why.detail["held_up_cause"] == "no_worker"
@@ -212,7 +209,7 @@ async def test_a_wait_for_a_flow_that_times_out_says_why(app: App) -> None:
     flow = app.flow("nightly", flow_id="tonight")
     flow.add(count, join=[flow.add(declared(app), lane="mail")])
     run = await flow.start()
-    with pytest.raises(OperationTimeout, match="kind 'task': start one that does") as caught:
+    with pytest.raises(OperationTimeout, match="in lane 'mail': start one that does") as caught:
         await run.wait(timeout="1ms")
     assert str(caught.value).startswith("waiting for flow tonight timed out after ")
 
@@ -253,4 +250,4 @@ def test_a_program_that_configures_no_log_is_told_on_standard_error(tmp_path: Pa
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True
     )
     assert ran.stderr.startswith("still waiting for ")
-    assert f"kind 'greet': {START}).\nTraceback" in ran.stderr
+    assert f"in lane 'default': {START}).\nTraceback" in ran.stderr

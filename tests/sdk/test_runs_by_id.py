@@ -98,8 +98,8 @@ async def test_a_timeout_names_the_run_as_people_do_and_says_why(app: App) -> No
     with pytest.raises(OperationTimeout) as raised:
         await run.result(timeout="1ms")
     assert re.fullmatch(
-        r"waiting for order-42 timed out after \d+ ms: No worker has asked lately for lane"
-        r" 'nobody', kind 'task': start one that does \(flowfabric worker module:app --lane"
+        r"waiting for order-42 timed out after \d+ ms: No running worker has a task"
+        r" 'task' in lane 'nobody': start one that does \(flowfabric worker module:app --lane"
         r" nobody\)\.",
         str(raised.value),
     )

@@ -113,7 +113,7 @@ def test_an_interval_is_refused_as_it_was_written(every: str) -> None:
     @app.task
     async def work() -> None: ...
 
-    with pytest.raises(InvalidInput, match=rf'every: must be "1s" to "366d".*{every}'):
+    with pytest.raises(InvalidInput, match=rf"every: must be 1s to 366d .*{every}"):
         app.add_schedule("often", work(), every=every)
 
 

@@ -146,7 +146,7 @@ def test_a_keyword_that_could_be_argument_or_option_is_not_guessed() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"prioritee": 1}, "prioritee: is not an option of submit"),
+        ({"prioritee": 1}, "prioritee: is not an option of submit; did you mean priority?"),
         ({"priority": "high"}, "priority: Expected `int | null`, got `str`"),
         ({"tags": {"a.b": 1}}, "tags"),
     ],

@@ -110,6 +110,9 @@ async def test_each_route_needs_its_scope(
     assert await ask(http, route, ids, {"Authorization": "Bearer ff_wrong"}) == 401
     assert await ask(http, route, ids, await token(engine, *others)) == 403
     assert await ask(http, route, ids, {}) == 401
+    without_body = (*route[:2], None, route[3])
+    json = {"content-type": "application/json"}
+    assert await ask(http, without_body, ids, await token(engine, *others) | json) == 403
 
 
 @pytest.mark.parametrize(

@@ -487,3 +487,12 @@ async def test_creating_under_ones_own_key_is_idempotent(
     }
     repeat = await engine.create_execution(NewExecution(execution_kind="demo", idempotency_key="k"))
     assert repeat.execution_id == first.json()["Created"]["execution_id"]
+
+
+async def test_a_missing_body_is_told_what_it_needs(http: httpx.AsyncClient, given: Given) -> None:
+    path = f"/v1/executions/{await given.waiting()}/cancel"
+    answer = await http.post(path, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]) == (
+        422,
+        "the body is missing: send JSON with `reason`",
+    )

@@ -178,6 +178,7 @@ WITH_APP: dict[str, Verb] = {
     "is_open": reopen,
     "engine": reopen,
     "run_worker": submit,
+    "work": submit,
 }
 DECLARING = {
     *("adopt", "check_adoptable", "declare_limits", "find_stand_in", "find_task", "keep_task"),

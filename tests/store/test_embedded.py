@@ -140,3 +140,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path, variables: Mapping[
         _, told = process.communicate("", TIMEOUT_S)
     problem = f"no server could be started in {data}: OSError: No space left on device"
     assert told == f"postgresql+embedded: {problem}\n"
+
+
+def test_a_file_in_place_of_its_directory_is_refused(
+    tmp_path: Path, variables: Mapping[str, str]
+) -> None:
+    (tmp_path / "shop.py").touch()
+    with user(tmp_path / "shop.py", variables) as process:
+        _, told = process.communicate("", TIMEOUT_S)
+    problem = f"needs a directory, and {tmp_path / 'shop.py'} cannot be one: File exists"
+    assert told == f"postgresql+embedded: {problem}\n"

@@ -1,12 +1,13 @@
 """Durations as people write them."""
 
+import re
 from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowfabric.core.policies import duration_ms, optional_duration_ms
+from flowfabric.core.policies import check_duration, duration_ms, optional_duration_ms
 from flowfabric.errors import InvalidInput
 
 
@@ -40,7 +41,7 @@ def test_anything_else_is_refused_by_the_name_of_its_field(value: object) -> Non
 
 
 def test_more_than_ten_years_is_no_duration() -> None:
-    with pytest.raises(InvalidInput, match="must be 0 to"):
+    with pytest.raises(InvalidInput, match="must be at "):
         duration_ms("timeout", "4000d")
     assert optional_duration_ms("timeout", None) is None
 
@@ -49,3 +50,14 @@ def test_more_than_ten_years_is_no_duration() -> None:
 def test_text_and_timedelta_agree(days: int, hours: int, minutes: int) -> None:
     span = timedelta(days=days, hours=hours, minutes=minutes)
     assert duration_ms("d", f"{days}d{hours}h{minutes}m") == duration_ms("d", span)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [(-1, "must be at least 0 s (got -1)"), ("99999999d", "must be at most ")],
+)
+def test_a_duration_out_of_bounds_is_refused_in_units(value: object, problem: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(problem)):
+        duration_ms("delay", value)
+    with pytest.raises(InvalidInput, match=re.escape("must be 1s to 1d (got '10ms')")):
+        check_duration("lease_ttl", "10ms", 1_000, 86_400_000)

@@ -207,7 +207,7 @@ def test_a_capability_mismatch_is_not_retryable_for_the_same_execution() -> None
         (
             SchemaTooOld(3, 5),
             "schema: the database is at version 3, this package needs 5; run: flowfabric migrate"
-            " --app module:app, or its URL in FLOWFABRIC_URL",
+            " --app module:app (or set FLOWFABRIC_URL, and run: flowfabric migrate)",
         ),
         (
             SchemaTooNew(5, 3),

@@ -117,7 +117,7 @@ def test_a_lease_that_ended_unnoticed_is_lost() -> None:
     late = structs.replace(SERVED, now_ms=NOW_MS + TTL_MS)
     explanation = explain(running().execution, late)
     assert explanation.cause is Cause.LEASE_LOST
-    assert "lease ended 0ms ago" in explanation.sentence
+    assert "went quiet 0ms ago" in explanation.sentence
     assert "w-1 went quiet" in explanation.sentence
 
 
@@ -134,7 +134,7 @@ def test_a_long_delay_is_told_in_days_and_hours() -> None:
 
 START = "start one (flowfabric worker module:app)."
 NOBODY = (
-    "No worker has asked lately for lane 'default', kind 'work': start one that does"
+    "No running worker has a task 'work' in lane 'default': start one that does"
     " (flowfabric worker module:app)."
 )
 
@@ -144,8 +144,8 @@ NOBODY = (
     [
         (-90_000, False, Cause.DELAYED, "It waits 1m30s more (delay)."),
         (0, True, Cause.DELAYED, "It is due (delay): a worker takes it up shortly."),
-        (0, False, Cause.NO_WORKER, f"It has been due for 0ms (delay). {NOBODY}"),
-        (448_000, False, Cause.NO_WORKER, f"It has been due for 7m28s (delay). {NOBODY}"),
+        (0, False, Cause.NO_WORKER, f"It should have started 0ms ago. {NOBODY}"),
+        (448_000, False, Cause.NO_WORKER, f"It should have started 7m28s ago. {NOBODY}"),
     ],
 )
 def test_what_is_due_and_stays_delayed_lacks_a_worker(
@@ -158,11 +158,26 @@ def test_what_is_due_and_stays_delayed_lacks_a_worker(
     assert (explanation.cause, explanation.sentence) == (cause, sentence)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "says"),
+    [
+        (
+            {"works", "send"},
+            "No running worker has a task 'work' in lane 'default'; did you mean 'works'?",
+        ),
+        ({"send"}, NOBODY),
+    ],
+)
+def test_a_misspelt_task_is_told_which_one_workers_have(kinds: set[str], says: str) -> None:
+    around = structs.replace(SERVED, served=False, other_kinds=frozenset(kinds))
+    assert explain(waiting().execution, around).sentence == says
+
+
 def test_a_retry_that_nobody_makes_says_so_and_what_failed() -> None:
     execution = retrying().execution
     around = structs.replace(SERVED, served=False, now_ms=NOW_MS + 60_000)
     assert explain(execution, around).sentence == (
-        f"It has been due for 59.9s (retry backoff). {NOBODY} Try 1 failed: flaky."
+        f"It should have been tried again 59.9s ago. {NOBODY} Try 1 failed: flaky."
     )
 
 
@@ -250,7 +265,7 @@ def test_what_only_people_can_change_needs_somebody(
 def test_the_command_that_starts_a_worker_names_lane_and_capabilities() -> None:
     around = structs.replace(SERVED, served=False, required=("cuda", "gpu"))
     assert explain(waiting(lane_id="slow mail").execution, around).sentence == (
-        "No worker has asked lately for lane 'slow mail', kind 'work' with capabilities cuda, gpu:"
+        "No running worker has a task 'work' in lane 'slow mail' with capabilities cuda, gpu:"
         " start one that does (flowfabric worker module:app --lane 'slow mail' --capability cuda"
         " --capability gpu)."
     )

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from flowfabric import App
+from flowfabric.core.ids import uuid_of
 from flowfabric.errors import ExecutionExpired, ExecutionFailed
 from flowfabric.reconcilers import REPORTED_MAX, Supervisor
 from tests.apps import working
@@ -33,7 +34,8 @@ async def test_a_timeout_is_logged(app: App, caplog: pytest.LogCaptureFixture) -
         with pytest.raises(ExecutionExpired):
             await run.result(timeout="20s")
     (line,) = lines(caplog, run.execution_id)
-    assert re.fullmatch(r"handler failed: it ran for [\d.]+m?s, longer than its timeout", line)
+    called = f"slow {uuid_of(run.execution_id)}"
+    assert re.fullmatch(rf"{called} failed: it ran for [\d.]+m?s, longer than its timeout", line)
 
 
 async def test_a_handler_that_cancels_itself_is_logged(
@@ -48,7 +50,7 @@ async def test_a_handler_that_cancels_itself_is_logged(
         with pytest.raises(ExecutionFailed):
             await run.result(timeout="20s")
     assert lines(caplog, run.execution_id) == [
-        "handler failed: CancelledError: nobody told it to stop"
+        f"rash {uuid_of(run.execution_id)} failed: CancelledError: nobody told it to stop"
     ]
 
 

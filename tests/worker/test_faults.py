@@ -10,6 +10,7 @@ import pytest
 
 from flowfabric import App, Context
 from flowfabric.core.creation import NewExecution
+from flowfabric.core.ids import uuid_of
 from flowfabric.core.states import PublicState
 from flowfabric.errors import ExecutionCancelled, ExecutionFailed, InvalidInput, PayloadTooLarge
 from flowfabric.submission import Submissions
@@ -239,7 +240,7 @@ async def test_log_records_carry_execution_attempt_and_worker(
     records = [r for r in caplog.records if getattr(r, "execution_id", "") == run.execution_id]
     assert [record.getMessage() for record in records] == [
         "hello",
-        "handler failed: ValueError: oops",
+        f"chatty {uuid_of(run.execution_id)} failed: ValueError: oops",
     ]
     # What lies between the worker and the handler is not shown.
     assert records[1].exc_text is not None

@@ -37,7 +37,7 @@ async def test_an_exception_that_cannot_be_rebuilt_is_a_failure_like_another(
 
     assert total == 3
     assert "in raise_unpicklable" in str(failure.value)
-    (record,) = [each for each in caplog.records if "handler failed" in each.getMessage()]
+    (record,) = [each for each in caplog.records if " failed: " in each.getMessage()]
     assert record.exc_text is not None
     assert "in raise_unpicklable" in record.exc_text
 
@@ -50,7 +50,7 @@ async def test_the_traceback_of_any_exception_is_kept(
         with pytest.raises(ExecutionFailed, match=r"LookupError: nothing there \(in raise_plain"):
             await run.result(timeout=PATIENCE)
 
-    (record,) = [each for each in caplog.records if "handler failed" in each.getMessage()]
+    (record,) = [each for each in caplog.records if " failed: " in each.getMessage()]
     assert record.exc_text is not None
     assert "in raise_plain" in record.exc_text
 

@@ -1,6 +1,7 @@
 """What the verbs of a context refuse before they do anything, and the way out that they name."""
 
 import asyncio
+import operator
 import re
 from collections.abc import Callable, Coroutine
 
@@ -229,3 +230,26 @@ async def test_a_handler_may_end_without_a_branch_that_has_just_called_something
         assert await run.result() == "ended"
     for task in tasks:
         task.cancel()
+
+
+async def test_using_what_was_not_awaited_is_a_failure_that_says_so() -> None:
+    app = App()
+
+    @app.task
+    async def forget(ctx: Context) -> str:
+        made: object = ctx.step("write", str, "x")
+        return str(operator.add(made, "!"))
+
+    reason = await fails(app, forget)
+    assert "unsupported operand" in reason
+    assert "ctx.step('write', …) was called but not awaited, so it did nothing" in reason
+
+
+async def test_a_verb_is_no_function_of_a_step() -> None:
+    app = App()
+
+    @app.task
+    async def wait(ctx: Context) -> None:
+        await ctx.step("w", ctx.wait_for_signal, "x")
+
+    assert "ctx.wait_for_signal was called inside the function" in await fails(app, wait)

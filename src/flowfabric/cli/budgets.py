@@ -15,7 +15,7 @@ from flowfabric.cli import options, screen
 from flowfabric.cli.screen import fixed, right, spare, whole
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.budget_terms import BudgetDefinition, BudgetUpdate
-from flowfabric.core.budgets import EnforcementMode, OnHardLimit, OnSoftLimit
+from flowfabric.core.budgets import EnforcementMode, OnHardLimit, OnSoftLimit, lookalike
 from flowfabric.core.policies import span
 from flowfabric.engine.budgets import BudgetStatus
 from flowfabric.engine.engine import Engine
@@ -190,7 +190,14 @@ async def set_budget(
     engine: Engine, target: options.Target, terms: BudgetUpdate, budget: str
 ) -> None:
     """Change limits and terms of BUDGET, at once and for everybody."""
-    changed = await engine.update_budget(budget, terms, namespace=target.own_namespace())
+    namespace = target.own_namespace()
+    before = await engine.get_budget_status(budget, namespace=namespace)
+    changed = await engine.update_budget(budget, terms, namespace=namespace)
+    known = _dimensions(before)
+    for name in sorted({*(terms.hard_limits or {}), *(terms.soft_limits or {})} - {*known}):
+        if meant := lookalike(name, known):
+            sentence = f"budget {budget} had no dimension {name} before; did you mean {meant}?"
+            screen.err().print(Text(sentence, style="yellow"))
     await _show(engine, target, [changed])
 
 
@@ -253,10 +260,11 @@ async def _show(engine: Engine, target: options.Target, found: Sequence[BudgetSt
 
 
 def _rows(budget: BudgetStatus, now_ms: int) -> list[tuple[str | Text, ...]]:
-    """A row per dimension; only the first has the name."""
+    """A row per dimension; only the first has the name, and a state that is about none of them."""
     every = f" every {span(budget.reset_interval_ms)}" if budget.reset_interval_ms else ""
     reset = f"{screen.ago(budget.next_reset_at_ms, now_ms)}{every}" if every else ""
-    names = sorted({*budget.usage, *budget.hard_limits, *budget.soft_limits}) or [""]
+    names = _dimensions(budget) or ("",)
+    state, about = _state(budget)
     return [
         (
             screen.named(budget.namespace, budget.name) if name == names[0] else "",
@@ -265,7 +273,7 @@ def _rows(budget: BudgetStatus, now_ms: int) -> list[tuple[str | Text, ...]]:
             _amount(budget.reserved, name),
             _amount(budget.soft_limits, name),
             _amount(budget.hard_limits, name),
-            _state(budget) if name == names[0] else "",
+            state if name in (about or names[:1]) else "",
             reset if name == names[0] else "",
         )
         for name in names
@@ -277,17 +285,24 @@ def _amount(amounts: Mapping[str, int], name: str) -> str:
     return f"{amount:,}" if amount else ""
 
 
-def _state(budget: BudgetStatus) -> Text:
+def _dimensions(budget: BudgetStatus) -> tuple[str, ...]:
+    return tuple(sorted({*budget.usage, *budget.hard_limits, *budget.soft_limits}))
+
+
+def _state(budget: BudgetStatus) -> tuple[Text, Sequence[str]]:
+    """The state, and the dimensions it is about."""
     if not budget.declared:
-        return Text("undeclared", style="dim")
+        return Text("undeclared", style="dim"), ()
     if budget.closed:
-        return Text("used up", style="red")
+        return Text("used up", style="red"), _beyond(budget, budget.hard_limits, 0)
     if budget.enforcement_mode == EnforcementMode.WARN:
-        return Text("warns", style="yellow")
-    if budget.on_soft_limit == OnSoftLimit.WARN and _is_above_soft(budget):
-        return Text("above soft", style="yellow")
-    return Text("open", style="green")
+        return Text("warns", style="yellow"), ()
+    above = _beyond(budget, budget.soft_limits, 1)
+    if budget.on_soft_limit == OnSoftLimit.WARN and above:
+        return Text("above soft", style="yellow"), above
+    return Text("open", style="green"), ()
 
 
-def _is_above_soft(budget: BudgetStatus) -> bool:
-    return any(0 < limit < budget.usage.get(name, 0) for name, limit in budget.soft_limits.items())
+def _beyond(budget: BudgetStatus, limits: Mapping[str, int], by: int) -> list[str]:
+    """The dimensions whose limits are passed by so much."""
+    return [name for name, limit in limits.items() if 0 < limit <= budget.usage.get(name, 0) - by]

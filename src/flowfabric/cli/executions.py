@@ -11,14 +11,14 @@ from rich.text import Text
 
 from flowfabric.cli import options, screen
 from flowfabric.cli.screen import REMARK, ScreenColumn, fixed, flexible, right
-from flowfabric.cli.workers import every_worker
+from flowfabric.cli.workers import every_lane, every_worker
 from flowfabric.core.bounds import PAGE_MAX
 from flowfabric.core.checks import split_kind
 from flowfabric.core.ids import ExecutionId
 from flowfabric.core.parking import PUT_ASIDE
 from flowfabric.core.policies import in_words, span
 from flowfabric.core.records import Attempt, StepKind
-from flowfabric.core.states import TERMINAL_STATES, AttemptLifecycle, PublicState
+from flowfabric.core.states import TERMINAL_STATES, AttemptLifecycle, LaneState, PublicState
 from flowfabric.core.views import ExecutionDetails, ExecutionSnapshot, StepView
 from flowfabric.core.workers import Need, WorkerEntry, need_of, other_versions, serves
 from flowfabric.engine.engine import Engine
@@ -188,12 +188,18 @@ async def _explained(engine: Engine, found: Sequence[ExecutionSnapshot]) -> dict
 async def _unserved(
     engine: Engine, found: Sequence[ExecutionSnapshot], now_ms: int
 ) -> dict[str, str]:
-    """What waits for a worker that does not exist."""
+    """What waits for a worker that does not exist, or for its lane."""
     due = [each for each in found if wants_worker(each, now_ms)]
     present = await every_worker(engine) if due else []
     required = await _required(engine, due) if present else {}
+    closed = {
+        lane.lane_id: f"lane {lane.state}"
+        for lane in (await every_lane(engine) if due else [])
+        if lane.state in (LaneState.PAUSED, LaneState.DISABLED)
+    }
     said = {
-        each.execution_id: unserved(each, required.get(each.execution_id, ()), present, now_ms)
+        each.execution_id: closed.get(each.lane_id)
+        or unserved(each, required.get(each.execution_id, ()), present, now_ms)
         for each in due
     }
     return {execution_id: text for execution_id, text in said.items() if text is not None}
@@ -478,4 +484,4 @@ async def why(engine: Engine, target: options.Target, execution_id: str) -> None
     """Say in one sentence why an execution is not running."""
     found = await target.find(engine, execution_id)
     explanation = await engine.explain_execution(found)
-    screen.answer(explanation, explanation.sentence, as_json=target.json)
+    screen.answer(explanation, target.sentence(explanation), as_json=target.json)

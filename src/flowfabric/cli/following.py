@@ -72,7 +72,7 @@ async def tail(
     With --json: a frame per line, with its cursor.
     """
     found = await target.find(engine, execution_id)
-    printer = Printer(as_json=target.json)
+    printer = Printer(target)
     live = LiveDatabase(engine, printer)
 
     async def here() -> tuple[Engine, LiveDatabase]:
@@ -102,8 +102,8 @@ async def _tell_end(engine: Engine, execution_id: ExecutionId) -> int:
 class Printer:
     """Writes frames to standard output; take-overs are reported on standard error."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
+    def __init__(self, target: options.Target) -> None:
+        self._target = target
         self._in_line = False
 
     def print_all(self, frames: list[Frame]) -> None:
@@ -120,14 +120,14 @@ class Printer:
     def tell_obstacle(self, called: str, why: Explanation) -> None:
         """On a line of its own, whatever was printed so far."""
         self._leave_line()
-        screen.tell_obstacle(called, why)
+        self._target.tell_obstacle(called, why)
 
     def _leave_line(self) -> None:
         self.end()
         self._in_line = False
 
     def _print(self, frame: Frame) -> None:
-        if self._as_json:
+        if self._target.json:
             screen.emit(_document(frame))
         elif frame.is_turn:
             self._leave_line()

@@ -85,11 +85,14 @@ def readable(record: logging.LogRecord) -> Group:
         (f" {record.levelname.lower():<7} ", style),
     )
     fields = fields_of(record)
-    if task := fields.get("task"):
+    message = record.getMessage()
+    # Some messages name the task and the run themselves, for programs that show nothing else.
+    if (task := fields.get("task")) and not message.startswith(f"{task} "):
         line.append(f"{task} ", style="cyan")
-    line.append(record.getMessage())
+    line.append(message)
     if "execution_id" in fields:
-        line.append(f"  {str(fields['execution_id'])[-12:]}", style="dim")
+        short = str(fields["execution_id"])[-12:]
+        line.append("" if short in message else f"  {short}", style="dim")
         # People count from one, as `ls` does.
         if isinstance(index := fields.get("attempt_index"), int):
             line.append(f" try {index + 1}", style="dim")

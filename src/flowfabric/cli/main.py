@@ -27,7 +27,7 @@ from flowfabric.cli.signals import signal, waitpoints
 from flowfabric.cli.submit import submit
 from flowfabric.cli.workers import lanes, workers
 from flowfabric.core.checks import visible
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import MIGRATE_APP, FlowFabricError, migrating
 from flowfabric.terminal import block
 from flowfabric.version import __version__
 
@@ -104,6 +104,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit status; nothing is raised."""
     as_json = "--json" in arguments
+    options.IMPORTED.clear()
     # Commands report errors themselves; only workers and servers log, once configured.
     logging.getLogger("flowfabric").addHandler(logging.NullHandler())
     try:
@@ -118,7 +119,10 @@ def run(arguments: Sequence[str]) -> int:
             error.show()
         return options.USAGE
     except FlowFabricError as error:
-        _report(error.code, str(error), as_json=as_json)
+        message = str(error)
+        if options.IMPORTED:
+            message = message.replace(MIGRATE_APP, migrating(options.IMPORTED[-1]))
+        _report(error.code, message, as_json=as_json)
         return options.status_of(error)
     except KeyboardInterrupt:
         return options.INTERRUPTED

@@ -21,11 +21,14 @@ import click
 import msgspec
 from click.core import ParameterSource
 from msgspec import Struct
+from rich.text import Text
 
 from flowfabric import errors
 from flowfabric.app import DEFAULT_NAMESPACE, App
+from flowfabric.cli.screen import err
 from flowfabric.connection import TOKEN_VARIABLE, connect
-from flowfabric.core.diagnosis import PROGRAM, WORKER_COMMAND
+from flowfabric.core.checks import closest, visible
+from flowfabric.core.diagnosis import PROGRAM, WORKER_COMMAND, Cause, Explanation
 from flowfabric.core.ids import ExecutionId, parse_namespace
 from flowfabric.core.policies import duration_ms
 from flowfabric.core.states import TERMINAL_STATES, PublicState
@@ -42,6 +45,8 @@ T = TypeVar("T")
 
 URL_VARIABLE: Final = "FLOWFABRIC_URL"
 APP_VARIABLE: Final = "FLOWFABRIC_APP"
+IMPORTED: Final[list[str]] = []
+"""The programs that this command has imported."""
 IMPORT_PATIENCE_S: Final = 5.0
 OURS: Final = str(Path(__file__).parent.parent) + os.sep
 IMPORTING: Final = ("<frozen importlib", os.path.dirname(importlib.__file__))
@@ -88,6 +93,21 @@ class Target(Struct, frozen=True, kw_only=True):
         program = self.app or os.environ.get(APP_VARIABLE)
         command = WORKER_COMMAND.replace(PROGRAM, quote(program or PROGRAM))
         return advice.replace(WORKER_COMMAND, command)
+
+    def sentence(self, why: Explanation) -> str:
+        """Why something waits, with the program by its name if that is known."""
+        kind = why.detail.get("execution_kind")
+        if why.cause is Cause.NO_WORKER and self.app is not None and isinstance(kind, str):
+            app = find_app(self.app)
+            if kind not in app.tasks:
+                meant = closest(kind, sorted(app.tasks))
+                known = f"; did you mean {meant!r}?" if meant else "."
+                return f"{why.sentence} {self.app} has no task {kind!r}{known}"
+        return self.naming_program(why.sentence)
+
+    def tell_obstacle(self, _called: str, why: Explanation) -> None:
+        """What only people can change, while a command waits."""
+        err().print(Text(visible(self.sentence(why)), style="yellow"))
 
     async def find(self, engine: Engine, text: str) -> ExecutionId:
         """The execution that an id, or a part of one, means within the scope."""
@@ -268,6 +288,7 @@ def find_app(reference: str) -> App:
         raise click.UsageError(f"module {module_name!r} has no {attribute!r}{known}")
     if not isinstance(found, App):
         raise click.UsageError(f"{reference} is a {type(found).__name__}, not a flowfabric App")
+    IMPORTED.append(reference)
     return found
 
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 from flowfabric.cli import options
 from flowfabric.logs import open_log
+from flowfabric.stop_signals import heeded
 
 # Several processes of one worker, for machines with several cores -----------
 #
@@ -39,7 +39,7 @@ class _Several:
 
     async def run(self, commands: Sequence[Sequence[str]]) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in heeded():
             loop.add_signal_handler(number, self._stop)
         statuses = await asyncio.gather(*(self._keep_one(each) for each in commands))
         return next((status for status in statuses if status != options.OK), options.OK)
@@ -93,6 +93,8 @@ SETTLE_S: Final = 0.05
 SETTLE_LOOKS_MAX: Final = 40
 STOP_TIMEOUT_S: Final = 10.0
 FILES_MAX: Final = 20_000
+PASSED_ON: Final = (signal.SIGINT, signal.SIGHUP)
+"""What a terminal sends to the command as well, which leaves it to this process."""
 SUFFIXES: Final = (".py", ".toml", ".env")
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 
@@ -135,10 +137,9 @@ def changed(before: Mapping[Path, int], after: Mapping[Path, int]) -> Path | Non
 
 def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
     """Run until interrupted; once the command has ended, wait for a change to restart it."""
-    # A shell makes the commands it starts in the background ignore interrupts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A signal sent only to this process is meant for the command as well.
-    signal.signal(signal.SIGTERM, _stop_reloading)
+    for number in heeded():
+        # A shell makes the commands it starts in the background ignore interrupts.
+        signal.signal(number, signal.default_int_handler)
     seen = snapshot(folder)
     process = subprocess.Popen(command)
     end_reported = False
@@ -159,10 +160,6 @@ def run_reloading(command: Sequence[str], folder: Path, say: Say) -> int:
         return _wait_out(process)
     finally:
         stop(process)
-
-
-def _stop_reloading(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 def settled(folder: Path) -> dict[Path, int]:
@@ -189,16 +186,15 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_out(process: subprocess.Popen[bytes]) -> int:
-    """Let the command finish: the terminal has sent it the signal too.
-
-    A command that had just been started may have missed it, so the wait is limited.
-    """
+    """Tell the command to finish, and again whenever told again; in the end kill it."""
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    process.terminate()
     while (left_s := deadline_s - time.monotonic()) > 0:
         try:
-            return process.wait(left_s)
+            status = process.wait(left_s)
+            return options.OK if status == -signal.SIGTERM else status
         except KeyboardInterrupt:
-            continue
+            process.terminate()
         except subprocess.TimeoutExpired:
             break
     stop(process)

@@ -4,8 +4,9 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
@@ -17,12 +18,13 @@ from flowfabric.app import MEMORY_URL, App
 from flowfabric.cli import options, screen
 from flowfabric.cli.logs import configure, json_lines_option, log_level_option
 from flowfabric.cli.options import APP_VARIABLE, find_app, parts_of
-from flowfabric.cli.processes import run_reloading, run_several, stop_with_starter
+from flowfabric.cli.processes import PASSED_ON, run_reloading, run_several, stop_with_starter
 from flowfabric.cli.workers import lacking
 from flowfabric.connection import migrate
 from flowfabric.errors import InvalidInput
 from flowfabric.logs import open_log
 from flowfabric.outages import waited_out
+from flowfabric.stop_signals import STOP_SIGNALS
 from flowfabric.store.urls import redact
 from flowfabric.worker.health import HealthPort
 from flowfabric.worker.worker import WorkerSettings
@@ -143,12 +145,17 @@ def _commands(processes: int, health_port: int | None) -> list[list[str]]:
     return [[*command, f"--health-port={health_port + each}"] for each in range(processes)]
 
 
-async def _work(app: App, settings: WorkerSettings, health_port: int | None = None) -> None:
+async def _work(
+    app: App,
+    settings: WorkerSettings,
+    health_port: int | None = None,
+    signals: Sequence[signal.Signals] = STOP_SIGNALS,
+) -> None:
     async with AsyncExitStack() as stack:
         if health_port is not None:
             await stack.enter_async_context(HealthPort(app.check_ready).listen(health_port))
         stack.push_async_callback(app.close)
-        await app.run_worker(settings=settings)
+        await app.work(settings, signals=signals)
     await _leave()
 
 
@@ -196,6 +203,8 @@ def dev(
     chosen = weights(lanes)
     if not once:
         return _dev_again_and_again()
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
     app = find_app(reference)
     configure(log_level, as_json=as_json or None)
     settings = WorkerSettings(
@@ -208,7 +217,8 @@ def dev(
     asyncio.run(waited_out(lambda: migrate(app.url), None))
     if screen.err().is_terminal and not as_json:
         greet(reference, app, settings)
-    asyncio.run(_work(app, settings))
+    # The others reach the process that watches the files too, which passes them on as this one.
+    asyncio.run(_work(app, settings, signals=[signal.SIGTERM]))
     return options.OK
 
 

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from flowfabric.app import DEFAULT_NAMESPACE
 from flowfabric.core.checks import visible, visible_json
-from flowfabric.core.diagnosis import Explanation
 from flowfabric.core.ids import UUID_CHARS
 from flowfabric.core.policies import span
 from flowfabric.core.states import LaneState, PublicState
@@ -227,11 +226,6 @@ def answer(document: object, sentence: str, *, as_json: bool) -> None:
         emit(document)
     else:
         out().print(Text(sentence))
-
-
-def tell_obstacle(_called: str, why: Explanation) -> None:
-    """What only people can change, while a command waits."""
-    err().print(Text(visible(why.sentence), style="yellow"))
 
 
 def facts(pairs: Iterable[tuple[str, Text | str | None]]) -> Table:

@@ -3,7 +3,6 @@
 import asyncio
 import ipaddress
 import re
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -21,6 +20,7 @@ from flowfabric.engine.paging import pages
 from flowfabric.errors import Unavailable
 from flowfabric.logs import open_log
 from flowfabric.reconcilers import Supervisor
+from flowfabric.stop_signals import heeded
 
 F = TypeVar("F", bound=Callable[..., object])
 log = open_log(__name__)
@@ -203,7 +203,7 @@ def reconcile(target: options.Target, log_level: str) -> int:
 async def _reconcile(target: options.Target) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in heeded():
         loop.add_signal_handler(number, stopped.set)
     async with await target.open() as engine, Supervisor(engine) as supervisor:
         await stopped.wait()

@@ -88,7 +88,11 @@ async def _awaited_instead(engine: Engine, execution_id: ExecutionId) -> str:
     """What the execution waits for, which the sender of another name may have meant."""
     found = (await engine.list_pending_waitpoints(execution_id, limit=PAGE_MAX)).waitpoints
     names = dict.fromkeys(repr(str(each.waitpoint_key)) for each in found)
-    return f". It waits for {', '.join(names)} now" if names else ""
+    if not names:
+        return ""
+    called = await engine.called(execution_id)
+    which = "that" if len(names) == 1 else "one of those"
+    return f". {called} waits for {', '.join(names)}; did you mean {which}?"
 
 
 @click.command("waitpoints", short_help="See what suspended executions wait for.")

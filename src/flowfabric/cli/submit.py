@@ -173,13 +173,13 @@ async def _await_end(
     obstacles = (
         nullcontext()
         if target.json
-        else Obstacles(engine, screen.tell_obstacle).waiting(execution_id)
+        else Obstacles(engine, target.tell_obstacle).waiting(execution_id)
     )
     with engine.store.hints([COMPLETION_TOPIC]) as hints, obstacles:
         while (state := await engine.read_execution_state(execution_id)) not in TERMINAL_STATES:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                sentence = (await engine.explain_execution(execution_id)).sentence
+                sentence = target.sentence(await engine.explain_execution(execution_id))
                 raise OperationTimeout(f"waiting for {called}", wait_ms, sentence)
             await hints.wait(min(left_s, LOOK_AGAIN_S))
     execution = await engine.describe_execution(execution_id)

@@ -294,10 +294,10 @@ def describe_closed(budget: Budget, now_ms: int) -> str:
             f" {left:,} left, {wanted:,} needed"
         ]
     if budget.next_reset_at_ms is None:
-        numbers.append("reset it or raise its limit")
+        until = "; reset the budget or raise its limit"
     else:
-        numbers.append(f"reset in {span(max(0, budget.next_reset_at_ms - now_ms))}")
-    return f"budget {budget.name}: {', '.join(numbers)}"
+        until = f", reset in {span(max(0, budget.next_reset_at_ms - now_ms))}"
+    return f"budget {budget.name}: {', '.join(numbers)}{until}"
 
 
 def describe_breach(name: str, breach: HardBreach, amounts: Amounts) -> str:

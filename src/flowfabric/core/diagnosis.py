@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct, structs
 
-from flowfabric.core.checks import and_more, split_kind
+from flowfabric.core.checks import and_more, closest, split_kind
 from flowfabric.core.conditions import Progress
 from flowfabric.core.flow_joins import needed_count, resolved_count
 from flowfabric.core.flow_records import JoinRecord
@@ -142,6 +142,8 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     now_ms: int
     other_versions: tuple[int, ...] = ()
     """The versions of the same task that workers claimed recently."""
+    other_kinds: frozenset[str] = frozenset()
+    """The kinds that workers of its lane serve, unless one of them serves its own."""
     waits_for: tuple[str, ...] = ()
     """The names of its open waitpoints, which signals are sent to."""
     progress: Progress | None = None
@@ -343,10 +345,14 @@ def _running(execution: Execution, around: Surroundings) -> Reason:
     }
     if lease_is_dead(execution, now_ms):
         late = span(now_ms - (execution.lease_expires_at_ms or now_ms))
-        sentence = (
-            f"Its lease ended {late} ago and nobody has taken it over yet: its worker"
-            f" {execution.worker_instance_id} went quiet, or keeps it in a fence."
-        )
+        worker = f"Its worker {execution.worker_instance_id}"
+        if around.attended:
+            sentence = (
+                f"{worker} went quiet {late} ago, or keeps it in a fence: another worker takes it"
+                " over."
+            )
+        else:
+            sentence = f"{worker} has been gone for {late}."
         return Cause.LEASE_LOST, sentence, detail
     sentence = (
         f"It is running: try {execution.current_attempt_index + 1} on worker"
@@ -370,7 +376,7 @@ def _delayed(execution: Execution, around: Surroundings) -> Reason:
     if left_ms > 0:
         sentence = f"It waits {span(left_ms)} more ({what})."
     elif nobody:
-        sentence = f"It has been due for {span(-left_ms)} ({what}).{nobody}"
+        sentence = f"It should have {_done_when_due(execution)} {span(-left_ms)} ago.{nobody}"
     else:
         sentence = f"It is due ({what}): a worker takes it up shortly."
     where, failed = _failed_at(around.failed_step)
@@ -382,6 +388,12 @@ def _delayed(execution: Execution, around: Surroundings) -> Reason:
         sentence += f" It was {execution.blocking_detail}."
     detail = {"delay_until_ms": until, "blocking_reason": execution.blocking_reason}
     return Cause.NO_WORKER if nobody else Cause.DELAYED, sentence, detail | failed
+
+
+def _done_when_due(execution: Execution) -> str:
+    if execution.blocking_reason is BlockingReason.WAITING_FOR_RETRY_BACKOFF:
+        return "been tried again"
+    return "continued" if resumes(execution) else "started"
 
 
 def _blocking(execution: Execution) -> Detail:
@@ -445,11 +457,13 @@ def _nobody(execution: Execution, around: Surroundings) -> str:
             " the program until its runs have ended."
         )
     needs = f" with capabilities {', '.join(around.required)}" if around.required else ""
-    return (
-        f"No worker has asked lately for lane {execution.lane_id!r}, kind"
-        f" {execution.execution_kind!r}{needs}: start one that does"
-        f" ({_worker_command(execution, around)})."
+    missing = (
+        f"No running worker has a task {execution.execution_kind!r} in lane"
+        f" {execution.lane_id!r}{needs}"
     )
+    if meant := closest(execution.execution_kind, sorted(around.other_kinds)):
+        return f"{missing}; did you mean {meant!r}?"
+    return f"{missing}: start one that does ({_worker_command(execution, around)})."
 
 
 def _worker_command(execution: Execution, around: Surroundings) -> str:

@@ -315,9 +315,20 @@ def duration_ms(field: str, value: object) -> int:
         total_ms = float(value.total_seconds()) * 1_000
     else:
         raise InvalidInput(field, _EXPECTED, value)
-    if not math.isfinite(total_ms) or not 0 <= total_ms <= DURATION_MAX_MS:
-        raise InvalidInput(field, f"must be 0 to {DURATION_MAX_MS} milliseconds", value)
+    if total_ms < 0:
+        raise InvalidInput(field, "must be at least 0 s", value)
+    if not math.isfinite(total_ms) or total_ms > DURATION_MAX_MS:
+        raise InvalidInput(field, f"must be at most {span(DURATION_MAX_MS)}", value)
     return math.ceil(total_ms)
+
+
+def check_duration(field: str, value: object, low_ms: int, high_ms: int) -> int:
+    """The duration in milliseconds, refused with its limits as people write them."""
+    total_ms = duration_ms(field, value)
+    if not low_ms <= total_ms <= high_ms:
+        low, high = (span(each).replace(".0s", "s") for each in (low_ms, high_ms))
+        raise InvalidInput(field, f"must be {low} to {high}", value)
+    return total_ms
 
 
 def optional_duration_ms(field: str, value: object) -> int | None:

@@ -320,16 +320,16 @@ def between(recurrence: Recurrence, after_ms: int, through_ms: int) -> Iterator[
         due_ms = recurrence.next_after(due_ms)
 
 
-def firing_request(schedule: Schedule, due_at_ms: int | None) -> NewExecution:
-    """The execution a due time asks for. Without a due time: one that is out of turn.
+def firing_request(
+    schedule: Schedule, due_at_ms: int, *, out_of_turn: bool = False
+) -> NewExecution:
+    """The execution a due time asks for, or, out of turn, somebody who asks for it now.
 
     The idempotency key holds even against a schedule that was removed and defined
     again within the key's lifetime.
     """
     tags = msgspec.json.decode(schedule.tags, type=dict[str, str])
-    tags[SCHEDULE_TAG] = schedule.schedule_id
-    if due_at_ms is not None:
-        tags[DUE_TAG] = str(due_at_ms)
+    tags |= {SCHEDULE_TAG: schedule.schedule_id, DUE_TAG: str(due_at_ms)}
     return NewExecution(
         execution_kind=schedule.execution_kind,
         lane_id=schedule.lane_id,
@@ -338,9 +338,7 @@ def firing_request(schedule: Schedule, due_at_ms: int | None) -> NewExecution:
         payload_encoding=schedule.payload_encoding,
         priority=schedule.priority,
         creator_identity="schedule",
-        idempotency_key=None
-        if due_at_ms is None
-        else f"schedule:{schedule.schedule_id}:{due_at_ms}",
+        idempotency_key=None if out_of_turn else f"schedule:{schedule.schedule_id}:{due_at_ms}",
         tags=tags,
         policy=schedule.policy,
     )

@@ -31,7 +31,7 @@ from flowfabric.core.records import (
     WaitpointState,
 )
 from flowfabric.core.resumption import NORMAL, RESUMED, resume, stored_policy
-from flowfabric.core.states import LifecyclePhase
+from flowfabric.core.states import LifecyclePhase, has_ended
 from flowfabric.core.waitpoints import is_expired, token_expired
 
 DEDUPED: Final = "deduped"
@@ -329,8 +329,8 @@ def _open_suspension(
     execution, suspension = subject.execution, subject.suspension
     if execution.lifecycle_phase is LifecyclePhase.TERMINAL:
         raise errors.TargetNotSignalable(
-            f"{execution.called} is {execution.public_state} and takes no signals; after a replay"
-            " it would"
+            f"{execution.called} {has_ended(execution.public_state)}, so it takes no signals"
+            " (replay it first)"
         )
     if waitpoint is None:
         return None

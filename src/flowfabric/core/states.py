@@ -164,6 +164,13 @@ TERMINAL_STATES: Final[frozenset[PublicState]] = frozenset(
     }
 )
 
+
+def has_ended(state: PublicState) -> str:
+    """That something ended in this state, after its name."""
+    was = state in (PublicState.CANCELLED, PublicState.SKIPPED)
+    return f"{'was' if was else 'has'} {state}"
+
+
 _BY_OUTCOME: Final = {
     TerminalOutcome.SUCCESS: PublicState.COMPLETED,
     TerminalOutcome.FAILED: PublicState.FAILED,

@@ -300,6 +300,18 @@ def other_versions(
     return tuple(sorted(other for found, other in served if found == name and other != version))
 
 
+def other_kinds(present: Iterable[WorkerEntry], execution: Execution) -> frozenset[str]:
+    """What workers in its lane serve in place of its kind; nothing if one of them serves that."""
+    serving = [
+        worker
+        for worker in present
+        if worker.namespace in (None, execution.namespace) and execution.lane_id in worker.lanes
+    ]
+    if any(each.kinds is None or execution.execution_kind in each.kinds for each in serving):
+        return frozenset()
+    return frozenset(kind for each in serving for kind in each.kinds or ())
+
+
 def entry(worker: RegisteredWorker, held_leases: int = 0) -> WorkerEntry:
     return view_of(
         WorkerEntry,

@@ -183,8 +183,11 @@ class Details(Group):
             if named:
                 return next(iter(named.values()))
         part = text.lower()
-        if len(part) < UUID_PART_CHARS_MIN or _HEXADECIMAL.fullmatch(part) is None:
+        if _HEXADECIMAL.fullmatch(part) is None:
             raise NotFound("execution", text)
+        if len(part) < UUID_PART_CHARS_MIN:
+            hint = f"of a uuid, give at least {UUID_PART_CHARS_MIN} characters"
+            raise NotFound("execution", f"{text} ({hint})")
         found = await self._find_by_uuid(part, within)
         if not found:
             raise NotFound("execution", text)

@@ -112,6 +112,10 @@ class Lanes(shell.Group):
 
         async def body(tx: Transaction) -> Lane:
             lane = await tx.lock_one(Lane, key)
+            if lane is None and state is not LaneState.ACTIVE:
+                # A lane may be closed before its first execution.
+                await routes.register_lanes(tx, key, "operator")
+                lane = await tx.lock_one(Lane, key)
             if lane is None:
                 raise NotFound("lane", lane_id)
             if lane.state is state:

@@ -540,6 +540,7 @@ async def surroundings(reader: Reader, execution: records.Execution) -> diagnosi
         served=any(workers.serves(each, need) for each in present),
         attended=bool(present),
         other_versions=workers.other_versions(present, execution),
+        other_kinds=workers.other_kinds(present, execution),
         now_ms=now_ms,
         waits_for=await waits_for(reader, execution),
         progress=await progress_of(reader, suspension),

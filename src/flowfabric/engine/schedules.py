@@ -127,11 +127,13 @@ class Schedules(Group):
     async def trigger_schedule(
         self, schedule_id: str, *, namespace: str = "default"
     ) -> CreateResult:
-        """Create its execution now, out of turn; due times are not affected."""
+        """Create its execution out of turn, as if it were due now; due times are not affected."""
         schedule = await self.describe_schedule(schedule_id, namespace=namespace)
         if schedule is None:
             raise NotFound("schedule", schedule_id)
-        return await self.creation.create_execution(rules.firing_request(schedule, None))
+        now_ms = await self.store.read(lambda reader: reader.now_ms())
+        request = rules.firing_request(schedule, now_ms, out_of_turn=True)
+        return await self.creation.create_execution(request)
 
     async def describe_schedule(
         self, schedule_id: str, *, namespace: str = "default"
@@ -253,7 +255,7 @@ class Schedules(Group):
 
     def _check_creatable(self, schedule: Schedule) -> None:
         """Refuse now what every firing would refuse later."""
-        self.creation.check_request(rules.firing_request(schedule, schedule.next_due_at_ms))
+        self.creation.check_request(rules.firing_request(schedule, schedule.next_due_at_ms or 0))
 
 
 def check_key(schedule_id: str, namespace: str) -> Key:

@@ -67,7 +67,7 @@ from flowfabric.server.problems import (
     path_of,
     refuse,
 )
-from flowfabric.server.routing import QUERIES, Routes, check_queries
+from flowfabric.server.routing import QUERIES, SCOPE, Routes, check_queries, check_scope
 from flowfabric.submission import Submissions
 from flowfabric.version import __version__
 
@@ -440,6 +440,7 @@ async def provide_session(request: AnyRequest) -> Session:
         if caller is ANYBODY:
             access.check_page(request.headers.get("host", ""), request.headers.get("origin"))
     request.scope["state"]["caller"] = caller.name
+    check_scope(request.route_handler.opt.get(SCOPE), caller)
     check_queries(request.route_handler.opt.get(QUERIES), request.query_params)
     engine = shared.engine
     if caller.namespace is not None:

@@ -16,7 +16,7 @@ from litestar import Request, Response
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException, SerializationException
 from litestar.types import Scope
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from flowfabric import errors
 from flowfabric.core.checks import explained, misspelt, split_misfit, visible
@@ -286,6 +286,10 @@ def on_bug(request: AnyRequest, error: Exception) -> Response[Problem]:
     return respond(500, problem)
 
 
+_NO_BODY: Final = "Object missing required field `data`"
+"""What the framework says of a request without a body."""
+
+
 def _unreadable(error: BaseException, kind: type[Struct] | None) -> Response[Problem]:
     """Unreadable JSON, JSON of the wrong shape, or a bad value in path or query."""
     if not isinstance(error, msgspec.ValidationError):
@@ -294,6 +298,12 @@ def _unreadable(error: BaseException, kind: type[Struct] | None) -> Response[Pro
         error = error.__cause__
     text, path = split_misfit(str(error))
     place, _, within = path.partition(".")
+    if text == _NO_BODY:
+        needed = [each.name for each in structs.fields(kind) if each.required] if kind else []
+        fields = f" with {', '.join(f'`{each}`' for each in needed)}" if needed else ""
+        return respond(
+            422, Problem(error=f"the body is missing: send JSON{fields}", code="invalid_json")
+        )
     if place in ("", "data"):
         return respond(422, misshapen(text, within, kind))
     name = place.partition("[")[0]

@@ -7,7 +7,7 @@ Those of the reference ignore them, as the reference does, and so does its list 
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from functools import partial, wraps
+from functools import partial
 from typing import Final, TypedDict, TypeVar, Unpack, get_args
 
 import litestar
@@ -23,13 +23,15 @@ from msgspec import Struct
 from flowfabric.core.api_tokens import Scope
 from flowfabric.core.checks import visible
 from flowfabric.server import wire
-from flowfabric.server.access import Session
+from flowfabric.server.access import Caller
 from flowfabric.server.problems import Problem, refuse
 
 T = TypeVar("T")
 
 QUERIES: Final = "queries"
 """The option of a route that names its parameters; without it, others are ignored."""
+SCOPE: Final = "needs"
+"""The option of a route that says which scope its callers need; checked before its body."""
 _EXECUTION: Final = "/v1/executions/{}"
 _FLOW: Final = "/v1/flows/{}"
 _BUDGET: Final = "/v1/budgets/{}"
@@ -87,6 +89,12 @@ def check_queries(known: object, given: Collection[str]) -> None:
             there_are = f"there are {', '.join(known.names)}" if known.names else "there are none"
             message = f"{visible(name)}: is not a parameter; {there_are}"
             raise refuse(400, "invalid_input", message, field=visible(name))
+
+
+def check_scope(needed: object, caller: Caller) -> None:
+    """Refuse callers without the scope that a route needs, if it needs one."""
+    if isinstance(needed, Scope):
+        caller.check(needed)
 
 
 def _queries(handler: Callable[..., object]) -> tuple[str, ...]:
@@ -207,12 +215,12 @@ class Routes:
     ) -> Callable[[Handler], HTTPRouteHandler]:
         def declare(handler: Handler) -> HTTPRouteHandler:
             usual: Successes = {"status_code": 200, "responses": PROBLEMS}
-            opt = {**options.pop("opt", {})}
+            opt = {**options.pop("opt", {}), SCOPE: scope}
             label = self._label(method, path)
             if label not in REFERENCE:
                 opt[QUERIES] = Queries(_queries(handler), MIXED.get(label))
             declared = method(path, summary=summary, opt=opt, **{**usual, **options})
-            self._handlers.append(declared(handler if scope is None else _scoped(handler, scope)))
+            self._handlers.append(declared(handler))
             return self._handlers[-1]
 
         return declare
@@ -221,14 +229,3 @@ class Routes:
         paths = [path] if isinstance(path, str) else path
         template = re.sub(r"\{[^}]*\}", "{}", f"{self._path}{paths[0]}").rstrip("/")
         return f"{method.__name__} {template}"
-
-
-def _scoped(handler: Handler, scope: Scope) -> Handler:
-    """The handler for callers that have the scope. Bodies are read before it is checked."""
-
-    @wraps(handler)
-    async def checked(*, session: Session, **given: object) -> object:
-        session.caller.check(scope)
-        return await handler(session=session, **given)
-
-    return checked

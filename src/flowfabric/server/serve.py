@@ -1,9 +1,11 @@
 """The server as a process: where it listens, and how it stops."""
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Final
 
@@ -19,6 +21,7 @@ from flowfabric.reconcilers import Supervisor
 from flowfabric.server.access import Anybody, is_local
 from flowfabric.server.api import HEADER_BYTES_MAX, ServerConfig, ServerState, create_app
 from flowfabric.server.problems import Problem
+from flowfabric.stop_signals import heeded
 
 DRAIN_S: Final = 30
 KEEP_ALIVE_S: Final = 75
@@ -156,6 +159,21 @@ class Draining(uvicorn.Server):
         if isinstance(shared, ServerState):
             shared.waiting.drain()
         super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn does not heed that its terminal has gone."""
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if not in_main_thread or signal.SIGHUP not in heeded():
+            with super().capture_signals():
+                yield
+            return
+        before = signal.signal(signal.SIGHUP, self.handle_exit)
+        try:
+            with super().capture_signals():
+                yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)

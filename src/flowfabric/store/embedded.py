@@ -49,7 +49,11 @@ def start_embedded(directory: Path) -> str:
 
 
 def _start(directory: Path) -> _Guard:
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"needs a directory, and {directory} cannot be one: {error.strerror}"
+        raise Unavailable(NAME, problem) from error
     with tempfile.TemporaryFile("w+") as complaints:
         process = subprocess.Popen(
             [sys.executable, "-P", "-W", "ignore", GUARD, directory],

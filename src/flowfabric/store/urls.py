@@ -73,6 +73,9 @@ def check_url(url: object, field: str = "url") -> str:
         path = url.removeprefix(scheme.rstrip("/")).lstrip("/")
         if path and path != url.lstrip("/"):
             raise InvalidInput(field, f"needs three slashes before the path: {scheme}{path}", url)
+    dialect, plus, driver = url.partition("://")[0].partition("+")
+    if plus and f"{dialect}://" in POSTGRES:
+        raise InvalidInput(field, f"names a driver; write {dialect}://…", f"{dialect}+{driver}")
     if url.endswith(FILE_ENDINGS) and "@" not in url and "://" not in url:
         raise InvalidInput(field, f"is a path; write {SQLITE}{url}", url)
     starts = ", ".join(f"{start}…" for start in known)

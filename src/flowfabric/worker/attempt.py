@@ -24,6 +24,7 @@ from flowfabric import errors
 from flowfabric.core.bounds import TEXT_BYTES_MAX
 from flowfabric.core.changed_code import DEPLOY
 from flowfabric.core.checks import ENCODED, JSON, shorten
+from flowfabric.core.ids import uuid_of
 from flowfabric.core.policies import ATTEMPT_TIMEOUT, span
 from flowfabric.core.records import FailedStep, TimeoutBehavior
 from flowfabric.core.results import AlreadySatisfied, Completed
@@ -105,11 +106,25 @@ async def block(engine: Engine, lease: HeldLease, mismatch: errors.CodeMismatch)
     await engine.block_on_code(lease.handle, mismatch.step_key, detail, advice=advice)
 
 
-async def expire(engine: Engine, lease: HeldLease) -> None:
-    """Let the store decide about the timeout, by its clock."""
+def called(lease: HeldLease) -> str:
+    """Which task and run this is, for logs that show messages only."""
+    return f"{lease.claimed.execution_kind} {uuid_of(lease.claimed.execution_id)}"
+
+
+async def expire(engine: Engine, lease: HeldLease, ran_ms: int) -> None:
+    """Let the store decide about the timeout, by its clock. If a reconciler was first, it has
+    logged it."""
     for _ in range(TIMEOUT_TRIES):
         answer = await engine.expire_execution(lease.handle.execution_id, ATTEMPT_TIMEOUT)
-        if not (isinstance(answer, AlreadySatisfied) and answer.reason == "not_yet_due"):
+        if not isinstance(answer, AlreadySatisfied):
+            log.warning(
+                "%s failed: it ran for %s, longer than its timeout",
+                called(lease),
+                span(ran_ms),
+                extra=lease.log_fields,
+            )
+            return
+        if answer.reason != "not_yet_due":
             return
         await asyncio.sleep(TIMEOUT_GRACE_S)
 
@@ -370,7 +385,8 @@ class RunningAttempt:
                 step = blamed(self.lease, error)
                 why = "handler raised CancelledError"
                 log.warning(
-                    "handler failed: CancelledError: nobody told it to stop",
+                    "%s failed: CancelledError: nobody told it to stop",
+                    called(self.lease),
                     extra=self.lease.log_fields,
                 )
                 failure = self._failure(failures.ReportedFailure(reason=why), step)
@@ -531,12 +547,7 @@ class RunningAttempt:
         match self.stopping:
             case Stop.TIMEOUT:
                 ran_ms = round((time.monotonic() - self.started_s) * 1_000)
-                log.warning(
-                    "handler failed: it ran for %s, longer than its timeout",
-                    span(ran_ms),
-                    extra=self.lease.log_fields,
-                )
-                return partial(expire, engine, self.lease)
+                return partial(expire, engine, self.lease, ran_ms)
             case Stop.DRAIN:
                 return lambda: self._shared.reports.returns.add(handle)
             case Stop.PARK if self.lease.met_outage is not None:
@@ -572,9 +583,12 @@ class RunningAttempt:
         where = failures.theirs(error)
         failures.forget_ours(error)
         report = failures.report_of(error, self.task)
+        if (unkept := self._not_awaited(error)) is not None:
+            report = structs.replace(report, reason=f"{report.reason}; {unkept}")
         log.log(
             logging.ERROR if report.failure_class is FailureClass.PERMANENT else logging.WARNING,
-            "handler failed: %s: %s",
+            "%s failed: %s: %s",
+            called(self.lease),
             type(error).__name__,
             failures.text_of(error),
             exc_info=None
@@ -590,6 +604,15 @@ class RunningAttempt:
         level = logging.INFO if OUTAGES.told_lately() else logging.WARNING
         log.log(level, "met an outage, and runs again: %s", met, extra=self.lease.log_fields)
         return partial(retry_after_outage, self._shared.engine, self.lease, met)
+
+    def _not_awaited(self, error: BaseException) -> errors.NotAwaited | None:
+        """What a handler called without `await` that has failed on what it got instead."""
+        if self._services is None or "coroutine" not in failures.text_of(error):
+            return None
+        unkept = self._services.promises.unkept()
+        if unkept is not None:
+            error.add_note(str(unkept))
+        return unkept
 
     def _failure(
         self, failure: failures.ReportedFailure, step: FailedStep | None = None

@@ -170,7 +170,8 @@ class Context(SignalVerbs, BudgetVerbs):
 
     @on_loop
     async def scheduled_for(self) -> datetime | None:
-        """The due time it was created for, if a schedule created it."""
+        """The due time it was created for, if a schedule created it; when it was run by hand, that
+        time."""
         due_ms = (await self.tags()).get(DUE_TAG)
         return None if due_ms is None else datetime.fromtimestamp(int(due_ms) / 1_000, UTC)
 

@@ -94,13 +94,16 @@ class Promises:
             self._look_at = max(LOOK_AT, 2 * len(self._made))
 
     def check(self) -> None:
-        """Raise if some were never awaited, by the handler or by a task that has ended."""
+        if (unkept := self.unkept()) is not None:
+            raise unkept
+
+    def unkept(self) -> errors.NotAwaited | None:
+        """That some were never awaited, by the handler or by a task that has ended."""
         handler = asyncio.current_task()
         found = [promise for promise in self._open() if not promise.may_be_kept(handler)]
         for promise in found:
             promise.coroutine.close()
-        if found:
-            raise errors.NotAwaited([promise.called for promise in found])
+        return errors.NotAwaited([promise.called for promise in found]) if found else None
 
     def let_go(self) -> None:
         """Drop references back to the attempt."""
@@ -493,11 +496,11 @@ def check_awaitable(verbs: Verbs, name: str) -> None:
         )
 
 
-def check_step(name: object, function: object, retry: object) -> None:
+def check_step(given: object, function: object, retry: object) -> None:
     """Check the arguments of `ctx.step`."""
-    if callable(name) and not isinstance(name, str):
-        raise errors.InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', name)
-    check_text("name", name, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
+    if callable(given) and not isinstance(given, str):
+        raise errors.InvalidInput("name", 'comes first, as in ctx.step("fetch", fetch, url)', given)
+    name = check_text("name", given, bytes_max=STEP_NAME_BYTES_MAX, empty=False)
     if not isinstance(retry, Retry | None):
         raise errors.InvalidInput("retry", "must be a Retry", retry)
     step = f"the function of step {name}"
@@ -508,6 +511,9 @@ def check_step(name: object, function: object, retry: object) -> None:
             f"is a task; `await ctx.submit({task.name}, …)` runs it as an execution of its own, and"
             f" {task.name}.function is its function",
         )
+    verb = getattr(function, "__name__", "")
+    if isinstance(getattr(function, "__self__", None), Verbs) and verb not in IN_STEPS:
+        raise errors.NotInAStep(f"ctx.{verb}", name)
     if callable(function):
         return
     if inspect.iscoroutine(function):

@@ -13,9 +13,7 @@ its file was deleted or replaced. Then it can hand nothing back.
 import asyncio
 import os
 import random
-import signal
 import socket
-import threading
 import time
 import uuid
 from collections import deque
@@ -37,7 +35,7 @@ from flowfabric.core.ids import (
     uuid_of,
 )
 from flowfabric.core.leases import WorkerIdentity
-from flowfabric.core.policies import Duration, duration_ms
+from flowfabric.core.policies import Duration, check_duration, duration_ms
 from flowfabric.core.results import Renewed
 from flowfabric.core.workers import LaneShares, LaneWeights, Offer
 from flowfabric.engine.engine import Engine
@@ -80,6 +78,7 @@ def lanes_of(tasks: Mapping[str, Task[..., object]]) -> list[str]:
 
 CONCURRENCY_MAX = 100_000
 WORKER_LEASE_TTL_MS_MIN = 1_000
+WORKER_LEASE_TTL_MS_MAX = 24 * 60 * 60 * 1_000
 QUICK_S = 0.5
 VERY_QUICK_S = 0.05
 
@@ -129,7 +128,9 @@ class WorkerSettings:
             check_int("prefetch", self.prefetch, 0, BATCH_MAX)
         parse_worker_id("worker_id", self.worker_id)
         parse_worker_id("worker_instance_id", self.worker_instance_id)
-        check_int("lease_ttl", self.lease_ttl_ms, WORKER_LEASE_TTL_MS_MIN, 24 * 60 * 60 * 1_000)
+        check_duration(
+            "lease_ttl", self.lease_ttl, WORKER_LEASE_TTL_MS_MIN, WORKER_LEASE_TTL_MS_MAX
+        )
         for name in ("drain_timeout", "cancel_grace", "in_process_sleep"):
             duration_ms(name, getattr(self, name))
         for name in ("threads", "processes"):
@@ -609,7 +610,7 @@ class Worker:
         own_ids = await self._own_ids()
         if self._running and not self._deadline_passed.is_set():
             log.info(
-                "stopping: waiting up to %.0f s for %s; tell it again to stop them now",
+                "stopping: waiting up to %.0f s for %s; press Ctrl-C again to stop them now",
                 drain_s,
                 _named(self._running, own_ids),
             )
@@ -666,35 +667,3 @@ def _named(running: Collection[RunningAttempt], own_ids: Mapping[ExecutionId, st
     ]
     more = f" and {len(claimed) - NAMED_MAX} more" if len(claimed) > NAMED_MAX else ""
     return ", ".join(shown) + more
-
-
-# When a worker stops: an event or a signal of the operating system says so
-
-
-class Stopping:
-    """Tells a worker to stop when an event is set or a signal arrives. Use as a context."""
-
-    def __init__(self, worker: Worker, stop: asyncio.Event | None, signals: bool) -> None:
-        self._worker = worker
-        self._stop = stop
-        self._signals = signals and threading.current_thread() is threading.main_thread()
-        self._watching: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._worker.stop)
-        if self._stop is not None:
-            self._watching = asyncio.create_task(self._watch(self._stop))
-
-    async def _watch(self, stop: asyncio.Event) -> None:
-        await stop.wait()
-        self._worker.drain()
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        if self._signals:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().remove_signal_handler(number)
