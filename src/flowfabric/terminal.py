@@ -7,6 +7,7 @@ imitate our output. Text of several lines is printed as a `block` if nothing els
 and as `Indented` otherwise.
 """
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,17 @@ class Console(console.Console):
         if isinstance(renderable, Text):
             renderable = safe(renderable)
         return super().render(renderable, options)
+
+
+def prepare() -> None:
+    """Let commands print whatever they find, wherever it goes."""
+    for stream in (sys.stdout, sys.stderr):
+        # One that has only ASCII gets question marks instead of an error.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    # A terminal that does not know its width says 0, in which no line fits.
+    if os.environ.get("COLUMNS", "1").strip("0") == "":
+        del os.environ["COLUMNS"]
 
 
 def open_console(*, stderr: bool = False, width: int | None = None) -> Console:

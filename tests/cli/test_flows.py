@@ -110,3 +110,10 @@ async def test_what_makes_no_sense_is_told_apart(flow: FlowRun, url: str) -> Non
     assert run("flow", "show", "x", url=url).status == 2
     assert run("flow", "cancel", flow.flow_id, "--policy", "some", url=url).status == 2
     assert run("flow", "cancel", flow.flow_id, "--wait", "soon", url=url).status == 2
+
+
+@pytest.mark.parametrize("called", ["zzz", "nightly-1"])
+async def test_a_flow_nobody_built_is_not_found(flow: FlowRun, url: str, called: str) -> None:
+    ran = run("flow", "show", called, url=url)
+    assert (ran.status, ran.out) == (3, "")
+    assert f"flow not found: {called}" in ran.err

@@ -1,5 +1,8 @@
 """The real command on a terminal: what people see."""
 
+import os
+import subprocess
+
 import pytest
 
 from flowfabric import Engine
@@ -49,6 +52,16 @@ async def test_the_list_fits_the_terminal_one_line_per_execution(
         assert len(kind) >= 20
         assert "HTTPStatus" in oldest
     assert "\x1b[1;31mfailed" in ran.err, "failures are bold and red"
+
+
+def test_a_list_can_be_printed_wherever_it_goes(url: str, failed_id: str) -> None:
+    """Into a stream that has only ASCII, on a terminal that does not know its width."""
+    extra = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
+    ran = subprocess.run(
+        (*COMMAND, "ls", "--url", url), env={**os.environ, **extra}, capture_output=True
+    )
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert failed_id[-12:].encode() in ran.stdout
 
 
 @pytest.mark.parametrize("chars", [36, 58, 256])

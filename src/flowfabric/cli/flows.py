@@ -17,6 +17,7 @@ from flowfabric.core.policies import span
 from flowfabric.core.results import CancellationScheduled, PartiallyCancelled
 from flowfabric.core.states import PublicState
 from flowfabric.core.views import FlowListItem, FlowStatus
+from flowfabric.engine.details import UUID_PART_CHARS_MIN, UUID_PART_HINT
 from flowfabric.engine.engine import Engine
 from flowfabric.engine.flow_reads import FlowPage
 from flowfabric.engine.paging import pages
@@ -24,7 +25,6 @@ from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.flows.graph import FlowGraph, flow_state, print_graph, read_graph
 from flowfabric.parts import check_flow_in
 
-ID_PART_CHARS_MIN: Final = 4
 REASONS_SHOWN_MAX: Final = 5
 """How many failed nodes `flow show` explains."""
 
@@ -105,8 +105,8 @@ async def resolve_flow_id(engine: Engine, target: options.Target, text: str) -> 
         raise InvalidInput("flow_id", f"exists in each of {places}; choose with --namespace", text)
     if named:
         return next(iter(named.values()))
-    if len(part) < ID_PART_CHARS_MIN:
-        raise InvalidInput("flow_id", f"give at least {ID_PART_CHARS_MIN} characters of it", text)
+    if len(part) < UUID_PART_CHARS_MIN:
+        raise NotFound("flow", f"{text} ({UUID_PART_HINT})")
     fitting: list[str] = []
     async for page in _pages(engine, namespace):
         ids = [each.flow_id for each in page.flows]

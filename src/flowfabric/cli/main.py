@@ -28,7 +28,7 @@ from flowfabric.cli.submit import submit
 from flowfabric.cli.workers import lanes, workers
 from flowfabric.core.checks import visible
 from flowfabric.errors import MIGRATE_APP, FlowFabricError, migrating
-from flowfabric.terminal import block
+from flowfabric.terminal import block, prepare
 from flowfabric.version import __version__
 
 DEBUG_VARIABLE: Final = "FLOWFABRIC_DEBUG"
@@ -105,6 +105,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit status; nothing is raised."""
     as_json = "--json" in arguments
     options.IMPORTED.clear()
+    prepare()
     # Commands report errors themselves; only workers and servers log, once configured.
     logging.getLogger("flowfabric").addHandler(logging.NullHandler())
     try:

@@ -45,6 +45,7 @@ async def children_of(
 
 
 UUID_PART_CHARS_MIN: Final = 4
+UUID_PART_HINT: Final = f"of a uuid, give at least {UUID_PART_CHARS_MIN} characters"
 MATCHES_SHOWN_MAX: Final = 5
 EVENTS_BACK_MAX: Final = 1_000_000
 
@@ -186,8 +187,7 @@ class Details(Group):
         if _HEXADECIMAL.fullmatch(part) is None:
             raise NotFound("execution", text)
         if len(part) < UUID_PART_CHARS_MIN:
-            hint = f"of a uuid, give at least {UUID_PART_CHARS_MIN} characters"
-            raise NotFound("execution", f"{text} ({hint})")
+            raise NotFound("execution", f"{text} ({UUID_PART_HINT})")
         found = await self._find_by_uuid(part, within)
         if not found:
             raise NotFound("execution", text)
