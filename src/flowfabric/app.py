@@ -49,7 +49,7 @@ from flowfabric.registry import (
 )
 from flowfabric.run import Opened, Run
 from flowfabric.signals import Signals
-from flowfabric.stop_signals import STOP_SIGNALS, hand_on
+from flowfabric.stop_signals import STOP_SIGNALS, hand_on, is_main_task
 from flowfabric.store.base import Clock
 from flowfabric.submission import Options, check_calls, check_options, read_submission
 from flowfabric.task import Call, SubmitOptions, Task, TaskSettings
@@ -504,7 +504,8 @@ class App(Registry):
         check_worker_settings(settings)
         chosen = (settings or WorkerSettings()).with_given(lanes, capabilities, concurrency)
         heard = await self.work(chosen, stop, signals=STOP_SIGNALS if signals else ())
-        if heard is not None:
+        # The main task of a program learns from the return of this that the worker has stopped.
+        if heard is not None and not is_main_task():
             hand_on(heard)
 
     async def work(

@@ -1,5 +1,6 @@
 """The signals that tell a process to stop, and handing one on to whoever else has it."""
 
+import asyncio
 import signal
 from collections.abc import Sequence
 from typing import Final
@@ -11,6 +12,13 @@ def heeded(signals: Sequence[signal.Signals] = STOP_SIGNALS) -> list[signal.Sign
     """Those of the signals that stop this process: `nohup` has it ignore that its terminal goes."""
     stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [each for each in signals if not (stays and each is signal.SIGHUP)]
+
+
+def is_main_task() -> bool:
+    """Whether the running task is the one that `asyncio.run` was given."""
+    # The handler that `asyncio.run` has for Ctrl-C is bound to it.
+    bound: dict[str, object] = getattr(signal.getsignal(signal.SIGINT), "keywords", {})
+    return bound.get("main_task") is asyncio.current_task()
 
 
 def hand_on(number: signal.Signals) -> None:

@@ -60,7 +60,7 @@ async def test_a_signal_of_another_name_says_what_is_waited_for(url: str) -> Non
         submitted = await waiting(app)
         ran = run("signal", submitted.execution_id, "aproved", url=url)
         assert ran.out.startswith(f"aproved to {submitted.execution_id[-36:]}: kept: ")
-        assert ran.out.endswith("waits for 'approved'; did you mean that?\n")
+        assert " ".join(ran.out.split()).endswith("waits for 'approved'; did you mean that?")
         await submitted.cancel()
         late = run("signal", submitted.execution_id, "approved", url=url)
         assert late.status == 4

@@ -126,7 +126,8 @@ async def test_whoever_connects_too_early_is_told_the_command(empty_postgres_dat
     with pytest.raises(SchemaTooOld) as refused:
         await connect(f"{scheme}://{user}:hunter2@{server}")
     assert str(refused.value).endswith(
-        "; run: flowfabric migrate --app module:app, or its URL in FLOWFABRIC_URL"
+        "; run: flowfabric migrate --app module:app"
+        " (or set FLOWFABRIC_URL, and run: flowfabric migrate)"
     )
     more = "&" if "?" in server else "?"
     url = f"{scheme}://{user}@{server}{more}application_name=shop"

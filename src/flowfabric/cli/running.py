@@ -26,6 +26,7 @@ from flowfabric.logs import open_log
 from flowfabric.outages import waited_out
 from flowfabric.stop_signals import STOP_SIGNALS
 from flowfabric.store.urls import redact
+from flowfabric.worker.asyncio_tasks import UNENDING
 from flowfabric.worker.health import HealthPort
 from flowfabric.worker.worker import WorkerSettings
 
@@ -164,12 +165,11 @@ async def _leave() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    if left:
-        _, stuck = await asyncio.wait(left, timeout=LEAVE_S)
-        if stuck:
-            # Returning would wait for it: the event loop for coroutines, Python for threads.
-            logging.shutdown()
-            os._exit(options.FAILED)
+    stuck = (await asyncio.wait(left, timeout=LEAVE_S))[1] if left else set()
+    if stuck or UNENDING:
+        # Returning would wait for it: the event loop for coroutines, Python for threads.
+        logging.shutdown()
+        os._exit(options.FAILED)
 
 
 @click.command("dev", short_help="Run a program's tasks, and start again when a file changes.")

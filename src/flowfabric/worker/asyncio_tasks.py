@@ -173,6 +173,9 @@ def _local(coroutine: "CoroutineType[object, object, object]", name: str) -> obj
 # Tasks that cannot be ended ---------------------------------------------------
 
 
+UNENDING: Final[set["asyncio.Task[None]"]] = set()
+
+
 def keep_from_ending(task: "asyncio.Task[None]") -> None:
     """Let the program end without a task whose code catches whatever is to end it.
 
@@ -182,6 +185,8 @@ def keep_from_ending(task: "asyncio.Task[None]") -> None:
     """
     asyncio._unregister_task(task)
     ended = threading.Event()
+    UNENDING.add(task)
+    task.add_done_callback(UNENDING.discard)
     task.add_done_callback(lambda _: ended.set())
     threading.Thread(target=_hold, args=(task, ended), name="flowfabric-held", daemon=True).start()
 

@@ -95,6 +95,7 @@ HANDLER_ENDED: Final = "the handler has ended"
 GONE: Final = Gone()
 SWALLOWED_MAX: Final = 100
 """Verbs a handler may call after it was told to stop, each of which tells it again."""
+GOES_ON: Final = "the handler has been told to stop, and goes on all the same"
 
 
 class Patch(NamedTuple):
@@ -193,7 +194,7 @@ class Journal:
         if self._swallowed > SWALLOWED_MAX:
             # A loop that catches cancellations would just go round once more, and no other task
             # would ever get to run.
-            raise RuntimeError("the handler has been told to stop, and goes on all the same")
+            raise RuntimeError(GOES_ON)
         raise asyncio.CancelledError("the handler has been told to stop")
 
     def _line(self) -> Line:

@@ -35,7 +35,7 @@ from flowfabric.worker.branches import DurableCall
 from flowfabric.worker.emitter import Emitter
 from flowfabric.worker.fences import FencedTransaction, FenceQueue, check_outside
 from flowfabric.worker.functions import Functions, Unfinished
-from flowfabric.worker.journal import Journal
+from flowfabric.worker.journal import GOES_ON, SWALLOWED_MAX, Journal
 from flowfabric.worker.leases import (
     HeldLease,
     fenced,
@@ -169,6 +169,8 @@ class Services:
         self.in_process_sleep_ms = shared.in_process_sleep_ms
         self.pause = shared.pause
         self.stopped: str | None = None
+        self._called_since = 0
+        """How many verbs were called since then."""
         self.is_ignored = False
         """Whether it continues although it was stopped long ago; no verb returns to it any more."""
         self.waitpoints_made = 0
@@ -194,14 +196,17 @@ class Services:
             raise asyncio.CancelledError(self.stopped)
         check_outside(self.lease)
 
-    async def stop_again(self, verb: Coroutine[object, object, T]) -> T:
-        """Run a verb, which refuses, for a handler that continues although it was stopped."""
-        # One that calls verbs in a loop must not keep everything else from running.
+    def goes_on(self) -> bool:
+        """Whether the handler calls verbs in a loop although it was stopped."""
+        self._called_since += self.stopped is not None
+        return self._called_since > SWALLOWED_MAX
+
+    async def stop_again(self) -> NoReturn:
+        """Refuse a handler that goes on, but let everything else run first."""
         await asyncio.sleep(0)
         if self.is_ignored:
-            verb.close()
             await self._loop.create_future()
-        return await verb
+        raise RuntimeError(GOES_ON)
 
     def stop(self, reason: str) -> None:
         """Stop the handler: whatever its thread waits for ends at once."""
@@ -435,10 +440,6 @@ class BlockingVerbs(Twin[V_co]):
         return self._context._services.wait(method(self._context))
 
 
-STOPPED: Final = (asyncio.CancelledError, RuntimeError)
-"""What the journal raises, before anything is awaited, for a handler that was told to stop."""
-
-
 def on_loop(
     verb: Callable[Concatenate[V, P], Coroutine[object, object, T]],
 ) -> Callable[Concatenate[V, P], Coroutine[object, object, T]]:
@@ -461,19 +462,10 @@ def called(
     """Call a verb, and remember what it returns: the handler has to await it."""
     check_awaitable(verbs, name)
     services = verbs._services
-    try:
-        made = verb()
-    except STOPPED as error:
-        made = _failing(error)
-    if services.stopped is not None:
-        made = services.stop_again(made)
+    made = services.stop_again() if services.goes_on() else verb()
     if not verbs._waits:
         services.promises.add(_shown(name, args), made)
     return made
-
-
-async def _failing(error: BaseException) -> NoReturn:
-    raise error
 
 
 def _shown(verb: str, args: Sequence[object]) -> str:
